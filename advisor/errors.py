@@ -1,0 +1,80 @@
+"""What can go wrong, as one exception tree; each error knows the exit status it ends the command with.
+
+    AdvisorError                        base of everything a user can cause or mend
+    |-- UsageError              (2)     a wrong argument, file or configuration
+    |   |-- ConfigError         (2)     an unknown key or a value of the wrong type in [tool.advisor]
+    |   |-- SourceError         (2)     the script cannot be read or parsed
+    |   `-- DirtyTreeError      (2)     `apply` would mix the patch with uncommitted changes
+    |-- ScriptError             (3)     the user's script failed while it was being run
+    |   |-- NoStepsError        (3)     it ended without a step, or before enough of them
+    |   `-- ScriptTimeout       (3)     it did not reach the next step in time
+    |-- ArtifactError           (4)     a file of a run is missing, truncated or of another schema
+    |-- RuleError               (5)     a rule raised: a bug of the rule, the others still count
+    `-- OutputError             (6)     the run directory cannot be written
+
+Status 1 means "ran, and the gain is not confirmed"; 130 means interrupted. A bug of ours is no member of this tree:
+it ends with a traceback.
+"""
+
+from __future__ import annotations
+
+
+class AdvisorError(Exception):
+    """Base class; `str(error)` is one factual message that says what to do.
+
+    `detail` is text to show unchanged below the message, such as the traceback of the user's script.
+    """
+
+    exit_status = 2
+
+    def __init__(self, message: str, *, detail: str | None = None) -> None:
+        super().__init__(message)
+        self.detail = detail
+
+
+class UsageError(AdvisorError, ValueError):
+    """A wrong argument, file or configuration value."""
+
+
+class ConfigError(UsageError):
+    """An unknown key or a wrong value in the configuration."""
+
+
+class SourceError(UsageError):
+    """A source file that cannot be read or parsed."""
+
+
+class DirtyTreeError(UsageError):
+    """The patch would be mixed with changes that are not committed."""
+
+
+class ScriptError(AdvisorError):
+    """The user's script failed; `detail` carries its own traceback or last output."""
+
+    exit_status = 3
+
+
+class NoStepsError(ScriptError):
+    """The script ended without an optimizer step, or before enough of them."""
+
+
+class ScriptTimeout(ScriptError):
+    """The script did not reach its next step within the time allowed."""
+
+
+class ArtifactError(AdvisorError):
+    """A file of a run is missing, truncated, or of a schema this version does not read."""
+
+    exit_status = 4
+
+
+class RuleError(AdvisorError):
+    """A rule raised. `detail` carries its traceback; the findings of the other rules are kept."""
+
+    exit_status = 5
+
+
+class OutputError(AdvisorError):
+    """A file of the run cannot be written."""
+
+    exit_status = 6

@@ -1,0 +1,642 @@
+"""The nouns every stage speaks: frozen, plain values with their unit in the name.
+
+Times are microseconds unless the name says otherwise, rates are per second, shapes are in elements. A value that is
+not known is `None`, never 0, -1 or infinity. This module imports the standard library only.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+# ---------------------------------------------------------------------------------------------------------------- where
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """A stretch of a source file: lines from 1, columns from 0 in characters, the end exclusive.
+
+    `path` is relative to the project root for the user's own files and absolute for library files.
+    """
+
+    path: str
+    line: int
+    column: int = 0
+    end_line: int | None = None
+    end_column: int | None = None
+    function: str | None = None
+
+    def covers(self, line: int) -> bool:
+        """Whether `line` lies inside the span."""
+        return self.line <= line <= (self.end_line or self.line)
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}"
+
+
+# ------------------------------------------------------------------------------------------------------------- machine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    """One device: datasheet figures (dense) beside figures measured in the run, both optional.
+
+    `peak_flops` and `measured_flops` map a dtype name ("bfloat16") to FLOP/s; bandwidths are bytes/s; `sources` maps a
+    figure's name to where it comes from.
+    """
+
+    name: str
+    kind: str  # "cuda" or "cpu"
+    arch: str | None = None
+    sm_count: int | None = None
+    peak_flops: Mapping[str, float] = field(default_factory=dict)
+    measured_flops: Mapping[str, float] = field(default_factory=dict)
+    hbm_bytes: int | None = None
+    hbm_bandwidth: float | None = None
+    measured_bandwidth: float | None = None
+    link_bandwidth: float | None = None
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """What makes two runs comparable or not: an allow-list of facts, never a dump of the environment."""
+
+    python: str
+    torch: str | None
+    cuda: str | None = None
+    driver: str | None = None
+    platform: str | None = None
+    gpus: tuple[str, ...] = ()
+    cpu: str | None = None
+    cpu_count: int | None = None
+    threads: int | None = None
+    command: tuple[str, ...] = ()
+    commit: str | None = None
+    dirty: bool | None = None
+    seed: int | None = None
+    date: str | None = None
+    advisor: str | None = None
+    variables: Mapping[str, str] = field(default_factory=dict)
+    collectors: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """One measured or derived figure: absent when unknown, never zero. `source` is ncu, gpm, dcgm, kineto, nvml or
+    derived."""
+
+    name: str
+    value: float
+    unit: str
+    source: str
+
+
+# ------------------------------------------------------------------------------------------------------------- profile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One training step, timed on the device; the phases sum to the duration.
+
+    Phase names: data, forward, backward, optimizer, comm, copy, other, idle.
+    """
+
+    index: int
+    duration_us: float
+    tokens: int | None = None
+    phases_us: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Operators:
+    """The operator calls of the profiled steps, one column per field, row i of each column being one call.
+
+    `parent` is the row of the enclosing operator or -1; `sequence` the autograd sequence number or -1; `forward_thread`
+    is non-zero for an operator that runs in the backward pass; `step` is the index of its step or -1. `shapes` and
+    `dtypes` hold one entry per input.
+    """
+
+    name: tuple[str, ...] = ()
+    start_us: tuple[float, ...] = ()
+    duration_us: tuple[float, ...] = ()
+    thread: tuple[int, ...] = ()
+    sequence: tuple[int, ...] = ()
+    forward_thread: tuple[int, ...] = ()
+    parent: tuple[int, ...] = ()
+    step: tuple[int, ...] = ()
+    shapes: tuple[tuple[tuple[int, ...], ...], ...] = ()
+    dtypes: tuple[tuple[str, ...], ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """The device activities of the profiled steps (kernels, copies, fills), one column per field.
+
+    `category` is kernel, memcpy or memset; `operator` is a row of `Operators` or -1; `correlation` joins the launch.
+    """
+
+    name: tuple[str, ...] = ()
+    category: tuple[str, ...] = ()
+    start_us: tuple[float, ...] = ()
+    duration_us: tuple[float, ...] = ()
+    stream: tuple[int, ...] = ()
+    correlation: tuple[int, ...] = ()
+    operator: tuple[int, ...] = ()
+    step: tuple[int, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """An argument that is the result of another node of the same graph."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    """An argument that is a torch constant or a slice: `kind` is dtype, device, layout, ellipsis, slice or opaque.
+
+    A slice keeps its bounds in `parts` (start, stop, step).
+    """
+
+    kind: str
+    text: str = ""
+    parts: tuple[Any, ...] = ()
+
+
+Arg: TypeAlias = Any  # Ref | Symbol | None | bool | int | float | complex | str | tuple[Arg, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """One node of a captured FX graph, as the user's program called it.
+
+    `target` is a qualified name: "operator.matmul", "torch.nn.functional.softmax", "method.masked_fill". `frames` are
+    the source positions of the call, outermost first, library frames included; `span` is the innermost one in the
+    user's own code. `facts` are properties of the value seen in the annotated run, such as {"mask": "causal"}.
+    """
+
+    index: int
+    name: str
+    op: str
+    target: str
+    args: tuple[Arg, ...] = ()
+    kwargs: Mapping[str, Arg] = field(default_factory=dict)
+    users: tuple[int, ...] = ()
+    shape: tuple[int, ...] | None = None
+    dtype: str | None = None
+    stride: tuple[int, ...] | None = None
+    device: str | None = None
+    requires_grad: bool = False
+    module: str | None = None
+    module_class: str | None = None
+    frames: tuple[Span, ...] = ()
+    span: Span | None = None
+    facts: Mapping[str, str] = field(default_factory=dict)
+
+    def inputs(self) -> tuple[int, ...]:
+        """Indices of the nodes this one reads, in argument order, repeats kept."""
+        found: list[int] = []
+
+        def walk(arg: Arg) -> None:
+            if isinstance(arg, Ref):
+                found.append(arg.index)
+            elif isinstance(arg, tuple):
+                for item in arg:
+                    walk(item)
+            elif isinstance(arg, Symbol):
+                for item in arg.parts:
+                    walk(item)
+
+        for arg in (*self.args, *self.kwargs.values()):
+            walk(arg)
+        return tuple(found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Break:
+    """A place where graph capture had to leave the graph."""
+
+    reason: str
+    span: Span | None = None
+    cost_us: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Graph:
+    """One captured graph. `training` tells whether it ran with gradients; `span` is where the user's code called it."""
+
+    index: int
+    nodes: tuple[Node, ...]
+    breaks: tuple[Break, ...] = ()
+    training: bool = True
+    span: Span | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeCost:
+    """Measured time of one graph node per step, from the un-annotated steps; `provenance` says how it was linked.
+
+    `flops` counts forward and backward of the node per step; `least_bytes` the least traffic its tensors need.
+    """
+
+    graph: int
+    node: int
+    forward_us: float
+    backward_us: float
+    launches: float
+    provenance: str
+    flops: float | None = None
+    least_bytes: float | None = None
+    floor_us: float | None = None
+
+    @property
+    def total_us(self) -> float:
+        """Forward and backward time per step."""
+        return self.forward_us + self.backward_us
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loader:
+    """A DataLoader as it was constructed and how long the loop waited for it.
+
+    `fetch_us` is the time of one `next()` (equal to the fetch itself without workers). `draws_global_rng` tells that
+    fetching consumed a global random stream, so that workers would change the data.
+    """
+
+    span: Span | None
+    arguments: Mapping[str, Any]
+    given: tuple[str, ...]
+    wait_us_per_step: float | None
+    fetch_us: float | None
+    batches: int
+    dataset: str
+    iterable: bool
+    picklable: bool | None = None
+    draws_global_rng: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerUse:
+    """An optimizer as it was constructed and what its step costs."""
+
+    span: Span | None
+    kind: str  # qualified class name
+    arguments: Mapping[str, Any]
+    given: tuple[str, ...]
+    parameters: int
+    elements: int
+    devices: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    sparse: bool
+    overrides_step: bool
+    groups: int
+    step_us: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Region:
+    """Where a step's time goes against its physical floor: an operator family or a source line."""
+
+    name: str
+    measured_us: float
+    floor_us: float | None
+    bound: str | None = None  # compute or memory
+    span: Span | None = None
+
+    @property
+    def recoverable_us(self) -> float | None:
+        """Measured time minus the floor, never negative."""
+        return None if self.floor_us is None else max(0.0, self.measured_us - self.floor_us)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Utilisation:
+    """The ladder from "GPU utilisation" to MFU; shares between 0 and 1.
+
+    `mfu` divides model FLOP/s by the device's dense bf16 peak, `mfu_own_peak` by the peak of the dtype each operator
+    ran in, `of_measured` by the matmul rate measured in the run (METRICS.md, section 5 and the last section).
+    """
+
+    busy: float | None = None
+    model_flops_per_step: float | None = None
+    achieved_flops: float | None = None
+    mfu: float | None = None
+    mfu_own_peak: float | None = None
+    mfu_causal: float | None = None
+    of_measured: float | None = None
+    peak_flops: float | None = None
+    peak_source: str | None = None
+    definition: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """Everything known about a run of the script as found."""
+
+    environment: Environment
+    hardware: Hardware
+    steps: tuple[Step, ...]
+    operators: Operators = field(default_factory=Operators)
+    kernels: Kernels = field(default_factory=Kernels)
+    counters: tuple[Metric, ...] = ()
+    graphs: tuple[Graph, ...] = ()
+    costs: tuple[NodeCost, ...] = ()
+    loaders: tuple[Loader, ...] = ()
+    optimizers: tuple[OptimizerUse, ...] = ()
+    regions: tuple[Region, ...] = ()
+    utilisation: Utilisation = field(default_factory=Utilisation)
+    step_us: tuple[float, ...] = ()  # device-side times of the un-profiled steps
+    tokens_per_step: int | None = None
+    tokens_source: str | None = None
+    losses: tuple[float, ...] = ()
+    peak_bytes: int | None = None
+    linked_share: float | None = None
+    rank: int = 0
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    missing: Mapping[str, str] = field(default_factory=dict)
+
+    def median_step_us(self) -> float | None:
+        """Median of the un-profiled, device-side step times."""
+        ordered = sorted(self.step_us)
+        if not ordered:
+            return None
+        middle = len(ordered) // 2
+        return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+
+
+# ------------------------------------------------------------------------------------------------------------ findings
+
+
+class Safety(str, enum.Enum):
+    """What a rewrite may change; each level is a verification plan (VERIFY.md)."""
+
+    EXACT = "exact"  # bit-identical loss under deterministic mode
+    NUMERICS = "numerics"  # the same maths in another rounding order
+    PRECISION = "precision"  # lower precision: bf16, TF32, fp8
+    SEMANTICS = "semantics"  # training semantics, random streams, shapes or checkpoints change
+    SUGGEST = "suggest"  # never applied
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """One measured fact behind a sentence. `refs` name kernels, nodes or steps."""
+
+    what: str
+    value: float | str
+    unit: str
+    refs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """What a change could save per step: 0 <= low <= high <= the cited time. `basis` is bound, model or measured."""
+
+    low_us: float
+    high_us: float
+    basis: str
+    scope: str = "step"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """A place where a change pays.
+
+    `bindings` name the source spans a rewrite needs ("query", "scale"), `values` what it needs as text or flag,
+    `consumed` the statements the rewrite makes superfluous. `library` is the place in an installed package that holds
+    the code: such a finding is shown at the user's call and never rewritten there.
+    """
+
+    rule: str
+    span: Span
+    message: str
+    evidence: tuple[Evidence, ...]
+    estimate: Estimate
+    fingerprint: str
+    bindings: Mapping[str, Span] = field(default_factory=dict)
+    values: Mapping[str, str] = field(default_factory=dict)
+    consumed: tuple[Span, ...] = ()
+    library: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decline:
+    """A place a rule looked at and left alone; a non-empty `needs` means "cannot tell yet, collect this"."""
+
+    rule: str
+    span: Span | None
+    reason: str
+    needs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rewrite:
+    """Edits that realise one finding. An edit is (span to replace, new text); an empty span inserts.
+
+    `tolerance` is the rule's declared error floor in multiples of the machine epsilon of the compute dtype;
+    `group` names rewrites of which at most one may be kept.
+    """
+
+    finding: Finding
+    title: str
+    safety: Safety
+    edits: tuple[tuple[Span, str], ...]
+    tolerance: float = 16.0
+    requires: tuple[str, ...] = ()
+    group: str | None = None
+
+    @property
+    def id(self) -> str:
+        """Stable name of the rewrite: rule and place."""
+        return f"{self.finding.rule}@{self.finding.span}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patch:
+    """Rewrites applied together to the sources as found.
+
+    `sources` maps a path relative to the root to its patched text, `base` maps it to the SHA-256 of the text as found.
+    """
+
+    base: Mapping[str, str]
+    rewrites: tuple[Rewrite, ...]
+    diff: str
+    sources: Mapping[str, str]
+    skipped: tuple[tuple[Rewrite, str], ...] = ()
+
+
+# ------------------------------------------------------------------------------------------------------------- verdict
+
+
+class Outcome(str, enum.Enum):
+    """What a measurement allows to be said."""
+
+    IMPROVED = "improved"
+    NEUTRAL = "neutral"
+    REGRESSED = "regressed"
+    WRONG = "wrong"
+    INCONCLUSIVE = "inconclusive"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """An interleaved A/B measurement. `speedup` is old/new; `interval` its confidence bounds at `confidence`.
+
+    `noise` is the half-width of the A/A control's interval as a share; `base_step_us` and `step_us` hold the mean step
+    time of every block.
+    """
+
+    speedup: float
+    interval: tuple[float, float]
+    confidence: float
+    quads: int
+    noise: float | None
+    base_step_us: tuple[float, ...]
+    step_us: tuple[float, ...]
+    base_peak_bytes: int | None = None
+    peak_bytes: int | None = None
+    warmup_s: tuple[float, float] | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """One compared quantity of the numerics proof: relative L2 errors against the higher-precision reference."""
+
+    name: str
+    base_error: float
+    error: float
+    limit: float
+    ok: bool
+    max_ulp: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Numerics:
+    """The numerics proof of one candidate (VERIFY.md, section 1). `reasons` is empty when it holds."""
+
+    ok: bool
+    reference: str
+    compared: int
+    worst: tuple[Difference, ...] = ()
+    losses: tuple[float, ...] = ()
+    base_losses: tuple[float, ...] = ()
+    reasons: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One combination that was tried: `patch` holds the ids of its rewrites, `against` those it was measured on top
+    of."""
+
+    label: str
+    patch: tuple[str, ...]
+    against: tuple[str, ...]
+    outcome: Outcome
+    reasons: tuple[str, ...] = ()
+    numerics: Numerics | None = None
+    timing: Timing | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Baseline:
+    """What one line would have bought: step time of a variant nobody had to rewrite for. Null where not measured."""
+
+    label: str
+    step_us: float | None
+    speedup: float | None
+    mfu: float | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The answer, computed once. `kept` are the ids of the rewrites in the proven patch."""
+
+    outcome: Outcome
+    reasons: tuple[str, ...]
+    kept: tuple[str, ...] = ()
+    rejected: Mapping[str, str] = field(default_factory=dict)
+    saved_us: Mapping[str, float] = field(default_factory=dict)
+    timing: Timing | None = None
+    numerics: Numerics | None = None
+    before: Utilisation | None = None
+    after: Utilisation | None = None
+    trials: tuple[Trial, ...] = ()
+    baselines: tuple[Baseline, ...] = ()
+    counters_before: tuple[Metric, ...] = ()
+    counters_after: tuple[Metric, ...] = ()
+
+
+# -------------------------------------------------------------------------------------------------------------- report
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportedFinding:
+    """A finding or decline as the reader sees it. `status` is applied, suggested, rejected or declined."""
+
+    rule: str
+    path: str | None
+    line: int | None
+    end_line: int | None
+    status: str
+    title: str
+    reason: str | None
+    estimate_us: tuple[float, float] | None
+    saved_us: float | None
+    safety: str | None
+    evidence: tuple[Evidence, ...] = ()
+    diff: str = ""
+    needs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """The only thing renderers see; everything in it has passed the redactor."""
+
+    schema: int
+    run: str
+    script: str
+    outcome: str
+    reasons: tuple[str, ...]
+    speedup: float | None
+    interval: tuple[float, float] | None
+    confidence: float | None
+    mfu_before: float | None
+    mfu_after: float | None
+    mfu_definition: str
+    step_ms_before: float | None
+    step_ms_after: float | None
+    tokens_per_s_before: float | None
+    tokens_per_s_after: float | None
+    peak_gib_before: float | None
+    peak_gib_after: float | None
+    environment: Environment
+    hardware: Hardware
+    before: Utilisation
+    after: Utilisation | None
+    phases_us: Mapping[str, float]
+    regions: tuple[Region, ...]
+    findings: tuple[ReportedFinding, ...]
+    baselines: tuple[Baseline, ...]
+    timing: Timing | None
+    numerics: Numerics | None
+    trials: tuple[Trial, ...]
+    counters_before: tuple[Metric, ...]
+    counters_after: tuple[Metric, ...]
+    diff: str
+    stage_seconds: Mapping[str, float]
+    linked_share: float | None
+    missing: Mapping[str, str]
+    rule_errors: tuple[str, ...] = ()
