@@ -1,0 +1,387 @@
+"""Hooks on torch's public entry points: they see loaders, optimizers, backward passes and steps of an unedited script.
+
+No hook adds a device synchronisation; what needs one is read when the script has stopped.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import pickle
+import random
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+from torch.utils import data as torch_data
+from torch.utils.data import dataloader as loader_module
+
+from advisor.session import SessionPlan
+
+PICKLE_LIMIT = 64 << 20  # bytes after which a dataset counts as picklable, so that a large one is not copied
+LOADER_ARGUMENTS = (
+    "batch_size",
+    "num_workers",
+    "pin_memory",
+    "persistent_workers",
+    "prefetch_factor",
+    "drop_last",
+    "timeout",
+)
+_HERE = ("/advisor/capture/", "/advisor/verify/")
+_LIBRARY = ("site-packages", "dist-packages", "/lib/python3", "<frozen", "<string>")
+
+
+def is_user_file(path: str) -> bool:
+    """Whether a source file is the user's own, not ours, an installed package or the standard library."""
+    plain = path.replace("\\", "/")
+    return bool(plain) and not plain.startswith("<") and not any(part in plain for part in (*_HERE, *_LIBRARY))
+
+
+def is_our_file(path: str) -> bool:
+    """Whether a source file belongs to the in-child half of this package."""
+    return any(part in path.replace("\\", "/") for part in _HERE)
+
+
+def portable(value: Any, root: str) -> Any:
+    """A document with the path of every place made portable: relative to the root, or inside its package.
+
+    Nothing a run leaves behind names the user's home or machine.
+    """
+    if isinstance(value, dict):
+        made = {key: portable(item, root) for key, item in value.items()}
+        if isinstance(value.get("path"), str) and "line" in value:
+            made["path"] = _portable_path(value["path"], root)
+        return made
+    return [portable(item, root) for item in value] if isinstance(value, list) else value
+
+
+def _portable_path(path: str, root: str) -> str:
+    plain = path.replace("\\", "/")
+    for marker in ("site-packages/", "dist-packages/"):
+        if marker in plain:
+            return marker + plain.rsplit(marker, 1)[1]
+    if not is_user_file(plain):
+        return f"lib/python3/{os.path.basename(plain)}" if not plain.startswith("<") else plain
+    inside = os.path.relpath(os.path.realpath(path), os.path.realpath(root)).replace(os.sep, "/")
+    return inside if not inside.startswith("../") else f"outside/{os.path.basename(plain)}"
+
+
+def caller_span() -> dict[str, Any] | None:
+    """File, line and function of the innermost user frame on the stack, or None."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if is_user_file(frame.f_code.co_filename):
+            return {
+                "path": frame.f_code.co_filename,
+                "line": frame.f_lineno,
+                "function": frame.f_code.co_name,
+                "columns": _columns(frame),
+            }
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
+
+
+def _columns(frame: Any) -> list[int | None] | None:
+    """Exact position (line, end line, column, end column in bytes) of the running call, where Python knows it."""
+    positions = getattr(frame.f_code, "co_positions", None)
+    if positions is None:  # Python 3.10
+        return None
+    for index, position in enumerate(positions()):
+        if index == frame.f_lasti // 2:
+            return list(position)
+    return None
+
+
+@dataclass
+class LoaderRecord:
+    """One DataLoader and the waits for its batches, in seconds, with the step each belonged to."""
+
+    span: dict[str, Any] | None
+    given: list[str]
+    loader: Any
+    waits: list[tuple[int, float]] = field(default_factory=list)
+    draws_global_rng: bool | None = None
+
+
+@dataclass
+class OptimizerRecord:
+    """One optimizer, where it was made, and the keyword arguments it was given."""
+
+    span: dict[str, Any] | None
+    given: list[str]
+    optimizer: Any
+
+
+class Hooks:
+    """Installs every hook for one session and routes what they see to its plan."""
+
+    def __init__(self, plan: SessionPlan) -> None:
+        self.plan = plan
+        self.loaders: list[LoaderRecord] = []
+        self.optimizers: list[OptimizerRecord] = []
+        self.steps = 0
+        self.backwards = 0
+        self.on_step: Callable[[int], None] | None = None
+        self.check_rng_at_step = 1
+        self.flags: dict[str, Any] = {}
+        self._lead: Any = None
+        self._depth = threading.local()
+        self._module_call: Callable[..., Any] | None = None
+
+    # ------------------------------------------------------------------------------------------------- installation
+
+    def install(self) -> None:
+        """Install everything that is active from the start."""
+        self._hook_constructor(torch_data.DataLoader, self._on_loader)
+        self._hook_constructor(Optimizer, self._on_optimizer)
+        self._hook_loader_iterators()
+        self._hook_backward()
+        register_optimizer_step_pre_hook(self._on_optimizer_begin)
+        register_optimizer_step_post_hook(self._on_optimizer_end)
+        if self.plan.watch_modules:
+            self.watch_modules()
+
+    def _hook_constructor(self, cls: type, record: Callable[[Any, tuple[Any, ...], dict[str, Any]], None]) -> None:
+        original: Any = cls.__init__  # type: ignore[misc]
+
+        @functools.wraps(original)
+        def construct(this: Any, *args: Any, **kwargs: Any) -> None:
+            original(this, *args, **kwargs)
+            record(this, args, kwargs)
+
+        cls.__init__ = construct  # type: ignore[misc]
+
+    def _on_loader(self, loader: Any, _args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if all(record.loader is not loader for record in self.loaders):
+            self.loaders.append(LoaderRecord(caller_span(), sorted(kwargs), loader))
+
+    def _on_optimizer(self, optimizer: Any, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+        if all(record.optimizer is not optimizer for record in self.optimizers):
+            self.optimizers.append(OptimizerRecord(caller_span(), [], optimizer))
+
+    def _hook_loader_iterators(self) -> None:
+        make_iterator = torch_data.DataLoader.__iter__
+
+        def iterate(loader: Any) -> Any:
+            iterator = make_iterator(loader)
+            vars(iterator)["_advisor_loader"] = loader
+            return iterator
+
+        torch_data.DataLoader.__iter__ = iterate  # type: ignore[method-assign]
+        base = loader_module._BaseDataLoaderIter
+        advance = base.__next__
+
+        def following(iterator: Any) -> Any:
+            record = self._record_of(getattr(iterator, "_advisor_loader", None))
+            check = record is not None and record.draws_global_rng is None and self.steps == self.check_rng_at_step
+            before = _random_states() if check else None
+            begin = time.perf_counter()
+            with torch.profiler.record_function("advisor::data"):
+                batch = advance(iterator)
+            if record is not None:
+                record.waits.append((self.steps, time.perf_counter() - begin))
+                if before is not None and record.loader.num_workers == 0:
+                    record.draws_global_rng = before != _random_states()
+            return self.plan.batch(batch)
+
+        base.__next__ = following  # type: ignore[method-assign, assignment]
+
+    def _record_of(self, loader: Any) -> LoaderRecord | None:
+        return next((record for record in self.loaders if record.loader is loader), None)
+
+    def _hook_backward(self) -> None:
+        original = torch.autograd.backward
+
+        @functools.wraps(original)
+        def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
+            first = tensors[0] if isinstance(tensors, (list, tuple)) else tensors
+            self.plan.backward(first.detach())
+            self.backwards += 1
+            self._note_flags()
+            with torch.profiler.record_function("advisor::backward"):
+                original(tensors, *args, **kwargs)
+
+        torch.autograd.backward = backward
+
+    def _note_flags(self) -> None:
+        """Global numerics settings, read once per step on the host."""
+        self.flags = {
+            "matmul_precision": torch.get_float32_matmul_precision(),
+            "cudnn_benchmark": torch.backends.cudnn.benchmark,
+            "cudnn_tf32": torch.backends.cudnn.allow_tf32,
+            "deterministic": torch.are_deterministic_algorithms_enabled(),
+            "anomaly": torch.is_anomaly_enabled(),
+        }
+
+    # ------------------------------------------------------------------------------------------------------- modules
+
+    def watch_modules(self) -> None:
+        """Route outermost module calls through the plan until `unwatch_modules`."""
+        if self._module_call is not None:
+            return
+        original = nn.Module.__call__
+        self._module_call = original
+
+        def call(module: Any, *args: Any, **kwargs: Any) -> Any:
+            if getattr(self._depth, "value", 0):
+                return original(module, *args, **kwargs)
+            self._depth.value = 1
+            try:
+                return self.plan.module_call(module, original, args, kwargs)
+            finally:
+                self._depth.value = 0
+
+        nn.Module.__call__ = call  # type: ignore[method-assign]
+
+    def unwatch_modules(self) -> None:
+        """Restore the class as torch made it, so that timed steps run untouched code."""
+        if self._module_call is not None:
+            nn.Module.__call__ = self._module_call  # type: ignore[method-assign]
+            self._module_call = None
+
+    # --------------------------------------------------------------------------------------------------------- steps
+
+    def _on_optimizer_begin(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
+        """Gradients are ready now, or, where a closure computes them inside the step (Lightning), after the closure."""
+        place = next((i for i, arg in enumerate(args) if i > 0 and callable(arg)), None)
+        closure = args[place] if place is not None else kwargs.get("closure")
+        if closure is None:
+            self.plan.gradients_ready(optimizer)
+            return None
+
+        def recorded() -> Any:
+            with torch.profiler.record_function("advisor::closure"):
+                result = closure()
+            self.plan.gradients_ready(optimizer)
+            return result
+
+        if place is None:
+            return args, {**kwargs, "closure": recorded}
+        return (*args[:place], recorded, *args[place + 1 :]), kwargs
+
+    def _on_optimizer_end(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        """A step ends when the optimizer that stepped first steps again; others belong to the same step."""
+        if self._lead is None:
+            self._lead = optimizer
+        if optimizer is self._lead:
+            index = self.steps
+            self.steps += 1
+            if self.on_step is not None:
+                self.on_step(index)
+            self.plan.step_end(index)
+
+    # ------------------------------------------------------------------------------------------------------ summaries
+
+    def describe_loaders(self, steps: range) -> list[dict[str, Any]]:
+        """What was seen of each DataLoader that delivered batches, waits averaged over `steps`."""
+        return [_describe_loader(record, steps) for record in self.loaders if record.waits]
+
+    def describe_optimizers(self) -> list[dict[str, Any]]:
+        """What was seen of each optimizer that exists."""
+        return [_describe_optimizer(record) for record in self.optimizers]
+
+
+def _random_states() -> tuple[bytes, Any, Any]:
+    numpy = sys.modules.get("numpy")
+    drawn = numpy.random.get_state() if numpy is not None else None
+    return (
+        torch.get_rng_state().numpy().tobytes(),
+        random.getstate(),
+        (drawn[1].tobytes(), drawn[2]) if drawn is not None else None,
+    )
+
+
+def _describe_loader(record: LoaderRecord, steps: range) -> dict[str, Any]:
+    loader = record.loader
+    inside = [wait for step, wait in record.waits if step in steps]
+    per_step = sum(inside) / len(steps) * 1e6 if inside and len(steps) else None
+    return {
+        "span": record.span,
+        "given": record.given,
+        "arguments": {name: _plain(getattr(loader, name, None)) for name in LOADER_ARGUMENTS}
+        | {
+            "shuffle": isinstance(getattr(loader, "sampler", None), torch_data.RandomSampler),
+            "worker_init_fn": loader.worker_init_fn is not None,
+            "custom_collate": loader.collate_fn is not torch_data.default_collate,
+        },
+        "wait_us_per_step": per_step,
+        "fetch_us": sum(inside) / len(inside) * 1e6 if inside else None,
+        "batches": len(record.waits),
+        "dataset": type(loader.dataset).__qualname__,
+        "iterable": isinstance(loader.dataset, torch_data.IterableDataset),
+        "picklable": _picklable((loader.dataset, loader.collate_fn)),
+        "draws_global_rng": record.draws_global_rng,
+    }
+
+
+class _Sink:
+    """Counts bytes and refuses more than the limit."""
+
+    def __init__(self) -> None:
+        self.size = 0
+
+    def write(self, data: bytes) -> int:
+        self.size += len(data)
+        if self.size > PICKLE_LIMIT:
+            raise OverflowError
+        return len(data)
+
+
+def _picklable(value: Any) -> bool:
+    try:
+        pickle.Pickler(_Sink()).dump(value)
+    except OverflowError:
+        return True
+    except (pickle.PicklingError, AttributeError, TypeError, NotImplementedError, RuntimeError):
+        return False
+    return True
+
+
+def _describe_optimizer(record: OptimizerRecord) -> dict[str, Any]:
+    optimizer = record.optimizer
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    native = next(cls for cls in type(optimizer).__mro__ if cls.__module__.startswith("torch.optim"))
+    return {
+        "span": record.span,
+        "given": record.given,
+        "kind": f"{type(optimizer).__module__}.{type(optimizer).__qualname__}",
+        "arguments": {name: _plain(value) for name, value in optimizer.defaults.items()},
+        "parameters": len(parameters),
+        "elements": sum(p.numel() for p in parameters),
+        "devices": sorted({str(p.device.type) for p in parameters}),
+        "dtypes": sorted({str(p.dtype).removeprefix("torch.") for p in parameters}),
+        "sparse": any(p.grad is not None and p.grad.is_sparse for p in parameters),
+        "overrides_step": native is not type(optimizer) and "step" in type(optimizer).__dict__,
+        "groups": len(optimizer.param_groups),
+    }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (bool, int, float, str)) or value is None:
+        return value
+    if isinstance(value, (tuple, list)):
+        return [_plain(item) for item in value]
+    return type(value).__qualname__
+
+
+def outermost_tensors(value: Any) -> Iterator[Any]:
+    """Every tensor inside nested tuples, lists, dicts and dataclass-like mappings."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict) or hasattr(value, "items"):
+        for item in value.values():
+            yield from outermost_tensors(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from outermost_tensors(item)
