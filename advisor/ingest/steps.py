@@ -1,0 +1,192 @@
+"""What a trace alone says about its steps: their windows, the phases that fill them, how busy the device was."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from advisor.ingest.phases import NamedRange, StepTimes, range_phase
+from advisor.model import Kernels, Operators, Step
+
+Intervals = npt.NDArray[np.float64]  # [n, 2]: start, end in microseconds
+NO_INTERVALS: Intervals = np.empty((0, 2))
+OPTIMIZER = "Optimizer.step#"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """The profiled steps as measured.
+
+    `steps` have phases that sum to their duration; `busy` is the share of the steps in which the device ran anything,
+    None on a CPU; `optimizer_us` is the time per step inside each optimizer class's `step`.
+    """
+
+    steps: tuple[Step, ...] = ()
+    busy: float | None = None
+    optimizer_us: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The columns a timeline is made of, in time order, with a phase for every row."""
+
+    operators: Operators
+    kernels: Kernels
+    ranges: Sequence[NamedRange]
+    launches: Mapping[int, tuple[float, int]]
+    steps: Sequence[StepTimes]
+    operator_phase: Sequence[str]
+    kernel_phase: Sequence[str]
+
+
+def measure(rows: Rows) -> Timeline:
+    """Windows, phases and busy share of the marked steps; empty where none is marked."""
+    if not len(rows.kernels):
+        steps = _host_steps(rows)
+        return Timeline(steps=steps, optimizer_us=_optimizer_times(rows, max(1, len(steps))))
+    windows = device_windows(rows.kernels, rows.steps)
+    kernels = _columns(rows.kernels.start_us, rows.kernels.duration_us)
+    union = merged(kernels)
+    layers = _device_layers(rows, kernels)
+    wall = sum(end - begin for begin, end in windows.values())
+    return Timeline(
+        steps=tuple(
+            Step(index=index, duration_us=end - begin, phases_us=partition(begin, end, layers, "idle"))
+            for index, (begin, end) in windows.items()
+        ),
+        busy=sum(_length(_clipped(union, *window)) for window in windows.values()) / wall if wall > 0 else None,
+        optimizer_us=_optimizer_times(rows, max(1, len(windows))),
+    )
+
+
+def merged(intervals: Intervals) -> Intervals:
+    """The union of intervals as disjoint ones in order."""
+    if len(intervals) == 0:
+        return NO_INTERVALS
+    ordered = intervals[np.argsort(intervals[:, 0], kind="stable")]
+    reach = np.maximum.accumulate(ordered[:, 1])
+    opens = np.concatenate(([True], ordered[1:, 0] > reach[:-1]))
+    last = np.concatenate((np.flatnonzero(opens)[1:] - 1, [len(ordered) - 1]))
+    return np.column_stack((ordered[opens, 0], reach[last]))
+
+
+def _clipped(disjoint: Intervals, begin: float, end: float) -> Intervals:
+    """The part of disjoint intervals, in order, that lies in a window."""
+    first = int(np.searchsorted(disjoint[:, 1], begin, side="right"))
+    last = int(np.searchsorted(disjoint[:, 0], end, side="left"))
+    return np.clip(disjoint[first : max(first, last)], begin, end)
+
+
+def _length(intervals: Intervals) -> float:
+    return float((intervals[:, 1] - intervals[:, 0]).sum())
+
+
+def partition(begin: float, end: float, layers: Iterable[tuple[str, Intervals]], rest: str) -> dict[str, float]:
+    """Split a window into phases: a moment belongs to the first layer that covers it, else to `rest`. Microseconds.
+
+    The intervals of a layer are disjoint and in order.
+    """
+    covered, reached, parts = NO_INTERVALS, 0.0, {}
+    for name, intervals in layers:
+        covered = merged(np.concatenate((covered, _clipped(intervals, begin, end))))
+        total = _length(covered)
+        parts[name], reached = max(0.0, total - reached), total
+    parts[rest] = max(0.0, end - begin - reached)
+    return parts
+
+
+def _columns(starts: Sequence[float], durations: Sequence[float]) -> Intervals:
+    begin = np.array(starts, dtype=np.float64).reshape(-1)
+    return np.column_stack((begin, begin + np.array(durations, dtype=np.float64).reshape(-1)))
+
+
+def _ranges_of(rows: Rows, phase: str) -> Intervals:
+    chosen = [item for item in rows.ranges if range_phase(item[0]) == phase]
+    return _columns([item[1] for item in chosen], [item[2] for item in chosen])
+
+
+def device_windows(kernels: Kernels, steps: Sequence[StepTimes]) -> dict[int, tuple[float, float]]:
+    """Device-side window of every step that ran kernels: from the end of the work before it to the end of its own.
+
+    Host ranges only show when a step was launched. Windows so defined are adjacent, hold the idle time in which the
+    device waited for that step's data, and have the length of a step also for the last one.
+    """
+    intervals = _columns(kernels.start_us, kernels.duration_us)
+    step = np.array(kernels.step, dtype=np.int64)
+    windows: dict[int, tuple[float, float]] = {}
+    reached: float | None = None
+    order = np.argsort(step, kind="stable")
+    bounds = {index: np.searchsorted(step[order], [index, index + 1]) for index, _, _ in steps}
+    for index, begin, _ in steps:
+        own = intervals[order[slice(*bounds[index])]]
+        if not len(own):
+            continue
+        first = float(own[:, 0].min())
+        if reached is None:
+            earlier = intervals[(step < 0) & (intervals[:, 0] < first), 1]
+            reached = min(first, max([begin, *earlier.tolist()]))
+        end = max(reached, float(own[:, 1].max()))
+        windows[index] = (reached, end)
+        reached = end
+    return windows
+
+
+def _device_layers(rows: Rows, kernels: Intervals) -> list[tuple[str, Intervals]]:
+    """What the device does, first come first: collectives and host copies count only where nothing else runs.
+
+    Idle time under a data loading range of the host is `data`.
+    """
+    phase = np.array(rows.kernel_phase)
+    names = ("forward", "backward", "optimizer", "other", "comm", "copy")
+    layers = [(name, merged(kernels[phase == name])) for name in names]
+    layers.append(("data", merged(np.concatenate((kernels[phase == "data"], _ranges_of(rows, "data"))))))
+    return layers
+
+
+def _host_steps(rows: Rows) -> tuple[Step, ...]:
+    """The steps on a CPU: host time of the thread that runs them.
+
+    `forward` is the time inside operators outside data loading, backward pass and optimizer, `other` the rest.
+    """
+    layers = [("data", merged(_ranges_of(rows, "data")))]
+    threads = {thread for name, _, _, thread in rows.ranges if name.startswith("ProfilerStep#")}
+    for phase in ("backward", "optimizer", "forward"):
+        chosen = [
+            row
+            for row, parent in enumerate(rows.operators.parent)
+            if parent < 0 and rows.operator_phase[row] == phase and rows.operators.thread[row] in threads
+        ]
+        start = [rows.operators.start_us[row] for row in chosen]
+        duration = [rows.operators.duration_us[row] for row in chosen]
+        layers.append((phase, merged(np.concatenate((_ranges_of(rows, phase), _columns(start, duration))))))
+    return tuple(
+        Step(index=index, duration_us=end - begin, phases_us=partition(begin, end, layers, "other"))
+        for index, begin, end in rows.steps
+    )
+
+
+def _optimizer_times(rows: Rows, steps: int) -> dict[str, float]:
+    """Microseconds per step inside `Optimizer.step#` ranges by optimizer class, on the device where there is one."""
+    begins = [begin for _, begin, _ in rows.steps]
+    spans = []
+    for name, start, duration, _ in rows.ranges:
+        place = bisect_right(begins, start) - 1 if name.startswith(OPTIMIZER) else -1
+        if place >= 0 and start < rows.steps[place][2]:
+            end = min(start + duration, rows.steps[place][2])  # the hook that ends a step runs inside the range
+            spans.append((start, end, name[len(OPTIMIZER) :].rpartition(".")[0]))
+    times: dict[str, float] = dict.fromkeys((kind for _, _, kind in spans), 0.0)
+    if not len(rows.kernels):
+        for start, end, kind in spans:
+            times[kind] += (end - start) / steps
+        return times
+    starts = [start for start, _, _ in spans]
+    for row, number in enumerate(rows.kernels.correlation):
+        if rows.kernel_phase[row] == "optimizer" and number in rows.launches:
+            place = bisect_right(starts, rows.launches[number][0]) - 1
+            if place >= 0 and rows.launches[number][0] < spans[place][1]:
+                times[spans[place][2]] += rows.kernels.duration_us[row] / steps
+    return times
