@@ -1,0 +1,276 @@
+"""Edit primitives: each returns (span, text) pairs over the source as found and leaves every other character alone."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import libcst as cst
+from libcst.metadata import MetadataWrapper, PositionProvider
+
+from advisor.model import Span
+from advisor.source import Source
+
+Edit = tuple[Span, str]
+
+
+class CannotEdit(Exception):
+    """The place does not have the form an edit needs; the message says what was expected."""
+
+
+def replace(span: Span, text: str) -> Edit:
+    """Put `text` where `span` is."""
+    return span, text
+
+
+def replace_expression(source: Source, span: Span, text: str) -> Edit:
+    """Put a call where an expression is, together with parentheses that only grouped the expression."""
+    assert span.end_line is not None and span.end_column is not None
+    begin, end = source.offset(span.line, span.column), source.offset(span.end_line, span.end_column)
+    before, after = source.text[:begin], source.text[end:]
+    if before.endswith("(") and after.startswith(")"):
+        head = before[:-1].rstrip(" ")
+        if not head or not (head[-1].isalnum() or head[-1] in "_)]"):
+            grown = Span(
+                path=span.path,
+                line=span.line,
+                column=span.column - 1,
+                end_line=span.end_line,
+                end_column=span.end_column + 1,
+            )
+            return grown, text
+    return span, text
+
+
+def insert(path: str, line: int, column: int, text: str) -> Edit:
+    """Insert `text` before a position."""
+    return Span(path=path, line=line, column=column, end_line=line, end_column=column), text
+
+
+# --------------------------------------------------------------------------------------------------------------- calls
+
+
+def set_keywords(source: Source, at: Span, keywords: Mapping[str, str], drop: Sequence[str] = ()) -> Edit:
+    """Give the call that starts at `at` these keyword arguments: replaced where present, else appended.
+
+    An argument named in `drop` makes room for the first new one. Arguments keep their formatting and comments. Raises
+    `CannotEdit` where no call starts there or where it passes `**kwargs`, which could hold the same names.
+    """
+    wrapper = MetadataWrapper(cst.parse_module(source.text))
+    finder = _CallFinder(at)
+    wrapper.visit(finder)
+    if finder.call is None or finder.span is None:
+        raise CannotEdit(f"no call starts at line {at.line}")
+    if any(arg.star == "**" for arg in finder.call.args):
+        raise CannotEdit("the call passes ** arguments, which may already hold the option")
+    args = list(finder.call.args)
+    for name, text in keywords.items():
+        value = cst.parse_expression(text)
+        place = next(
+            (i for i, a in enumerate(args) if a.keyword is not None and a.keyword.value in (name, *drop)), None
+        )
+        if place is not None:
+            args[place] = args[place].with_changes(keyword=cst.Name(name), value=value)
+        else:
+            args = _append(finder.call, args, name, value)
+    new = finder.call.with_changes(args=args)
+    return finder.span, wrapper.module.code_for_node(new)
+
+
+def _append(call: cst.Call, args: list[cst.Arg], name: str, value: cst.BaseExpression) -> list[cst.Arg]:
+    equal = cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace(""))
+    new = cst.Arg(keyword=cst.Name(name), value=value, equal=equal)
+    if not args:
+        return [new]
+    last = args[-1]
+    if not isinstance(last.comma, cst.Comma):  # f(a, b) or a last argument on its own line without a comma
+        before = args[-2].comma if len(args) > 1 else cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
+        kept = last.with_changes(comma=before, whitespace_after_arg=cst.SimpleWhitespace(""))
+        return [*args[:-1], kept, new.with_changes(whitespace_after_arg=last.whitespace_after_arg)]
+    closing = last.comma.whitespace_after
+    if not isinstance(closing, cst.ParenthesizedWhitespace):  # f(a, b,)
+        return [
+            *args[:-1],
+            last.with_changes(comma=cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))),
+            new.with_changes(comma=last.comma),
+        ]
+    opening = call.whitespace_before_args
+    indent = opening.last_line if isinstance(opening, cst.ParenthesizedWhitespace) else cst.SimpleWhitespace("    ")
+    separator = cst.Comma(whitespace_after=closing.with_changes(last_line=indent))
+    ending = cst.Comma(whitespace_after=closing.with_changes(first_line=cst.TrailingWhitespace(), empty_lines=()))
+    return [*args[:-1], last.with_changes(comma=separator), new.with_changes(comma=ending)]
+
+
+class _CallFinder(cst.CSTVisitor):
+    """Finds the call that starts at a position; the widest one when several do."""
+
+    METADATA_DEPENDENCIES = (PositionProvider,)
+
+    def __init__(self, at: Span) -> None:
+        super().__init__()
+        self._at = at
+        self.call: cst.Call | None = None
+        self.span: Span | None = None
+
+    def visit_Call(self, node: cst.Call) -> None:
+        place = self.get_metadata(PositionProvider, node)
+        start, end = place.start, place.end
+        if (start.line, start.column) != (self._at.line, self._at.column):
+            return
+        if self._at.end_line is not None and (end.line, end.column) != (self._at.end_line, self._at.end_column):
+            return
+        if self.call is None:
+            self.call = node
+            self.span = Span(
+                path=self._at.path, line=start.line, column=start.column, end_line=end.line, end_column=end.column
+            )
+
+
+def call_text(source: Source, at: Span, function: str, arguments: Sequence[str]) -> str:
+    """A call to stand at `at`: on one line where the file's own width allows it, else with its arguments on their
+    own."""
+    width = min(max(100, *(len(line.rstrip()) for line in source.lines)), 120)
+    line = source.lines[at.line - 1]
+    flat = f"{function}({', '.join(arguments)})"
+    tail = len(source.lines[(at.end_line or at.line) - 1].rstrip()) - (at.end_column or 0)
+    if at.column + len(flat) + max(tail, 0) <= width or "\n" in flat:
+        return flat
+    indent = line[: len(line) - len(line.lstrip())]
+    inner = indent + ("\t" if "\t" in indent else "    ")
+    joined = ", ".join(arguments)
+    if len(inner) + len(joined) <= width:
+        return f"{function}(\n{inner}{joined}\n{indent})"
+    return f"{function}(\n" + "".join(f"{inner}{argument},\n" for argument in arguments) + f"{indent})"
+
+
+# ---------------------------------------------------------------------------------------------------------- statements
+
+
+@dataclass(frozen=True)
+class _Line:
+    """Simple statements that share their lines, and which of them go."""
+
+    statements: tuple[ast.stmt, ...]
+    gone: frozenset[int]
+
+
+def remove_statements(source: Source, spans: Sequence[Span]) -> list[Edit]:
+    """Remove whole assignments; a block is never left empty because the result's statement stays.
+
+    Raises `CannotEdit` where a span is not a statement.
+    """
+    places = {(s.line, s.column) for s in spans}
+    wanted = [
+        n
+        for n in ast.walk(source.tree)
+        if isinstance(n, ast.stmt) and (n.lineno, source.character(n.lineno, n.col_offset)) in places
+    ]
+    if len(wanted) != len(places):
+        raise CannotEdit("a statement to remove was not found")
+    edits: list[Edit] = []
+    done: set[ast.stmt] = set()
+    for statement in sorted(wanted, key=lambda s: (s.lineno, s.col_offset)):
+        if statement in done:
+            continue
+        group = _sharing_lines(source, statement)
+        gone = [s for s in group if s in wanted]
+        done.update(gone)
+        edits.extend(_remove_from_line(source, group, gone))
+    return edits
+
+
+def _sharing_lines(source: Source, statement: ast.stmt) -> list[ast.stmt]:
+    """The statements joined to this one by semicolons, in order."""
+    block = source.block_of(statement)
+    place = block.index(statement)
+    first = last = place
+    while first > 0 and block[first - 1].end_lineno == block[first].lineno:
+        first -= 1
+    while last + 1 < len(block) and block[last + 1].lineno == block[last].end_lineno:
+        last += 1
+    return block[first : last + 1]
+
+
+def _remove_from_line(source: Source, group: list[ast.stmt], gone: list[ast.stmt]) -> list[Edit]:
+    kept = [s for s in group if s not in gone]
+    spans = [source.span(s) for s in group]
+    if not kept:
+        before = source.lines[spans[0].line - 1][: spans[0].column]
+        if before.strip():
+            raise CannotEdit("the statement shares its line with the head of its block")
+        end_line = (spans[-1].end_line or spans[-1].line) + 1
+        return [(Span(path=source.path, line=spans[0].line, column=0, end_line=end_line, end_column=0), "")]
+    edits: list[Edit] = []
+    last_kept = max(i for i, s in enumerate(group) if s in kept)
+    for index, statement in enumerate(group[:last_kept]):
+        if statement in gone:
+            here, following = spans[index], spans[index + 1]
+            edits.append((_between(source.path, here.line, here.column, following.line, following.column), ""))
+    if last_kept < len(group) - 1:
+        begin, end = spans[last_kept], spans[-1]
+        assert None not in (begin.end_line, begin.end_column, end.end_line, end.end_column)
+        edits.append((_between(source.path, begin.end_line, begin.end_column, end.end_line, end.end_column), ""))  # type: ignore[arg-type]
+    return edits
+
+
+def _between(path: str, line: int, column: int, end_line: int, end_column: int) -> Span:
+    return Span(path=path, line=line, column=column, end_line=end_line, end_column=end_column)
+
+
+# ------------------------------------------------------------------------------------------------------------- imports
+
+
+def functional(source: Source, line: int) -> tuple[str, list[Edit]]:
+    """How to spell torch.nn.functional at a line, and the import to add where the file has no name for it."""
+    name = source.name_for("torch.nn.functional", source.function_at(line))
+    if name is not None:
+        return name, []
+    taken = {n.id for n in ast.walk(source.tree) if isinstance(n, ast.Name)} | set(source.imports)
+    if "F" not in taken:
+        return "F", [add_import(source, "import torch.nn.functional as F")]
+    return "torch.nn.functional", [add_import(source, "import torch.nn.functional")]
+
+
+def add_import(source: Source, statement: str) -> Edit:
+    """Insert an import after the last top-level import, or after the docstring."""
+    line = 1
+    for node in source.tree.body:
+        docstring = (
+            isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        )
+        if isinstance(node, (ast.Import, ast.ImportFrom)) or (docstring and line == 1):
+            line = (node.end_lineno or node.lineno) + 1
+        elif not docstring:
+            break
+    ending = "\r\n" if source.lines and source.lines[0].endswith("\r\n") else "\n"
+    if line > len(source.lines) and source.text and not source.text.endswith(("\n", "\r")):
+        statement = ending + statement
+    return insert(source.path, line, 0, statement + ending)
+
+
+# ------------------------------------------------------------------------------------------------------------ applying
+
+
+class Conflict(Exception):
+    """Two edits overlap."""
+
+
+def apply(source: Source, edits: Sequence[Edit]) -> str:
+    """The text with every edit applied; identical insertions count once. Raises `Conflict` where edits overlap."""
+    unique = sorted({(source.offset(s.line, s.column), _end(source, s), text) for s, text in edits})
+    result: list[str] = []
+    position = 0
+    for begin, end, text in unique:
+        if begin < position:
+            raise Conflict("the edits overlap")
+        result += [source.text[position:begin], text]
+        position = end
+    return "".join([*result, source.text[position:]])
+
+
+def _end(source: Source, span: Span) -> int:
+    assert span.end_line is not None and span.end_column is not None
+    if span.end_line > len(source.lines):
+        return len(source.text)
+    return source.offset(span.end_line, span.end_column)

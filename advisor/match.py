@@ -1,0 +1,66 @@
+"""Stage 4: ask every rule about the profile and collect findings, declines and the errors of rules that raised."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from advisor.errors import RuleError
+from advisor.model import Decline, Finding, Profile
+from advisor.rule import Context, Rule
+from advisor.source import Source
+
+
+@dataclass(frozen=True, kw_only=True)
+class Matches:
+    """What the rules said, in the order of rule id and place."""
+
+    findings: tuple[Finding, ...]
+    declines: tuple[Decline, ...]
+    errors: tuple[RuleError, ...]
+
+
+def context(profile: Profile, read: Callable[[str], Source], worth: float | None = None) -> Context:
+    """The read-only view the rules get."""
+    return Context(profile, read, worth, {(c.graph, c.node): c for c in profile.costs})
+
+
+def available(profile: Profile) -> frozenset[str]:
+    """What the profile holds, in the words rules use for their needs."""
+    present = {
+        "steps": bool(profile.step_us),
+        "kineto": bool(profile.costs) or bool(len(profile.operators)),
+        "graph": bool(profile.graphs),
+        "optimizers": bool(profile.optimizers),
+        "loaders": bool(profile.loaders),
+    }
+    return frozenset(name for name, there in present.items() if there and name not in profile.missing)
+
+
+def match(ctx: Context, rules: Sequence[Rule]) -> Matches:
+    """Run the rules; a rule that raises is reported by id and the others are kept."""
+    findings: list[Finding] = []
+    declines: list[Decline] = []
+    errors: list[RuleError] = []
+    held = available(ctx.profile)
+    for rule in sorted(rules, key=lambda r: r.id):
+        absent = tuple(need for need in rule.needs if need not in held)
+        if absent:
+            declines.append(_cannot_tell(ctx.profile, rule, absent))
+            continue
+        try:
+            results = list(rule.match(ctx))
+        except Exception as error:  # noqa: BLE001 - a rule that raises is reported by id, the others still count
+            errors.append(
+                RuleError(f"rule {rule.id} raised {type(error).__name__}: {error}", detail=traceback.format_exc())
+            )
+            continue
+        findings += [r for r in results if isinstance(r, Finding)]
+        declines += [r for r in results if isinstance(r, Decline)]
+    return Matches(findings=tuple(findings), declines=tuple(declines), errors=tuple(errors))
+
+
+def _cannot_tell(profile: Profile, rule: Rule, absent: tuple[str, ...]) -> Decline:
+    why = "; ".join(profile.missing.get(need, f"the profile holds no {need}") for need in absent)
+    return Decline(rule=rule.id, span=None, reason=f"cannot tell: {why}", needs=absent)

@@ -1,0 +1,525 @@
+"""Find regions of a captured graph by what they compute: single-input functions, normalisations, attention.
+
+A search returns a region or a `NearMiss` that says how far it got and why it stopped, so that a rule can decline with a
+reason instead of staying silent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from advisor.model import Graph, Node, Ref
+from advisor.semantics import Array, NotModelled, attention, evaluate, layer_norm, operation, same
+
+FORWARD_LIMIT = 12  # operations between an anchor and the end of its region
+MASKED = -1e4  # an additive or fill value at or below this removes a pair after softmax in fp16 and wider
+
+
+@dataclass(frozen=True, kw_only=True)
+class Region:
+    """A closed part of a graph: `root` is its result, `inputs` its named tensors, `inner` every node it computes.
+
+    `constants` names scalars the region uses as (value, node, argument position or name).
+    """
+
+    graph: int
+    root: int
+    inputs: Mapping[str, int]
+    inner: frozenset[int]
+    constants: Mapping[str, tuple[float, int, int | str]] = field(default_factory=dict)
+    facts: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NearMiss:
+    """Something that looks like the pattern and is not it; `node` is where it differs."""
+
+    graph: int
+    node: int
+    reason: str
+
+
+# ------------------------------------------------------------------------------------------------------- graph walking
+
+
+def calls(graph: Graph, *names: str) -> Iterator[Node]:
+    """Nodes whose canonical operation is one of `names`."""
+    for node in graph.nodes:
+        if node.op.startswith("call_") and operation(node) in names:
+            yield node
+
+
+def forward_from(graph: Graph, start: int, limit: int = FORWARD_LIMIT) -> list[int]:
+    """Nodes that depend on `start` within `limit` operations, nearest first."""
+    seen, order, edge = {start}, [start], [start]
+    for _ in range(limit):
+        edge = [u for index in edge for u in graph.nodes[index].users if u not in seen and not seen.add(u)]  # type: ignore[func-returns-value]
+        order.extend(edge)
+    return order
+
+
+def inner_nodes(graph: Graph, root: int, inputs: frozenset[int]) -> frozenset[int]:
+    """Every node on a path from the inputs to `root`, `root` included and the inputs not."""
+    found: set[int] = set()
+    pending = [root]
+    while pending:
+        index = pending.pop()
+        if index in inputs or index in found:
+            continue
+        found.add(index)
+        pending.extend(graph.nodes[index].inputs())
+    return frozenset(found)
+
+
+def escape(graph: Graph, inner: frozenset[int], root: int) -> int | None:
+    """An inner node whose value is also used outside the region, or None."""
+    for index in sorted(inner - {root}):
+        if graph.nodes[index].op.startswith("call_") and any(user not in inner for user in graph.nodes[index].users):
+            return index
+    return None
+
+
+# ----------------------------------------------------------------------------------------------- functions of one input
+
+
+def unary_regions(
+    graph: Graph, anchor: str, reference: Callable[[Array], Array], relative: float = 1e-6
+) -> Iterator[Region | NearMiss]:
+    """Regions around operations named `anchor` that compute `reference` of a single tensor, elementwise."""
+    samples = np.concatenate([np.linspace(-9.0, 9.0, 37), [-0.01, 0.0, 0.003]])
+    expected = reference(samples)
+    for node in calls(graph, anchor):
+        found = _unary_at(graph, node.index, samples, expected, relative)
+        if found is not None:
+            yield _contained(graph, found)
+
+
+def _unary_at(graph: Graph, anchor: int, samples: Array, expected: Array, relative: float) -> Region | None:
+    for root in forward_from(graph, anchor):
+        for source in _cuts(graph, anchor):
+            try:
+                value = evaluate(graph, root, {source: samples})
+            except NotModelled:
+                continue
+            if same(value, expected, relative):
+                inner = inner_nodes(graph, root, frozenset({source}))
+                return Region(graph=graph.index, root=root, inputs={"x": source}, inner=inner)
+    return None
+
+
+def _cuts(graph: Graph, anchor: int) -> list[int]:
+    """Nodes before the anchor that could be the only input of its region, nearest first."""
+    order, seen, edge = [], {anchor}, [anchor]
+    for _ in range(FORWARD_LIMIT):
+        edge = [i for index in edge for i in graph.nodes[index].inputs() if i not in seen and not seen.add(i)]  # type: ignore[func-returns-value]
+        order.extend(edge)
+    return order[:32]
+
+
+IN_PLACE = frozenset({"iadd", "isub", "imul", "itruediv", "ipow", "imatmul"})
+
+
+def changes_input(graph: Graph, inner: frozenset[int]) -> int | None:
+    """An operation of the region that writes into a tensor from outside it, or None."""
+    for index in sorted(inner):
+        node = graph.nodes[index]
+        name = node.target.rsplit(".", 1)[-1]
+        in_place = name in IN_PLACE or (name.endswith("_") and not name.endswith("__"))
+        target = node.args[0] if node.args else None
+        if in_place and isinstance(target, Ref) and target.index not in inner:
+            return index
+    return None
+
+
+def _contained(graph: Graph, region: Region) -> Region | NearMiss:
+    writes = changes_input(graph, region.inner)
+    if writes is not None:
+        return NearMiss(graph=graph.index, node=writes, reason="it changes its input in place")
+    leak = escape(graph, region.inner, region.root)
+    if leak is None:
+        return region
+    return NearMiss(
+        graph=graph.index, node=leak, reason=f"the intermediate `{graph.nodes[leak].name}` is used elsewhere"
+    )
+
+
+# -------------------------------------------------------------------------------------------------------- normalisation
+
+
+def layer_norm_regions(graph: Graph) -> Iterator[Region | NearMiss]:
+    """LayerNorm over the last axis written out, with or without weight and bias; look-alikes are near misses."""
+    done: set[int] = set()
+    for node in calls(graph, "mean", "var", "std"):
+        source = node.args[0].index if node.args and isinstance(node.args[0], Ref) else None
+        if source is None or source in done or node.index in done or not _over_last_axis(graph, node, source):
+            continue
+        found = _layer_norm_at(graph, node.index, source)
+        if found is not None:
+            done |= {source, *(found.inner if isinstance(found, Region) else ())}
+            yield _contained(graph, found) if isinstance(found, Region) else found
+
+
+def _over_last_axis(graph: Graph, node: Node, source: int) -> bool:
+    shape = graph.nodes[source].shape
+    dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
+    if isinstance(dim, tuple) and len(dim) == 1:
+        dim = dim[0]
+    return shape is not None and len(shape) >= 2 and dim in (-1, len(shape) - 1)
+
+
+def _layer_norm_at(graph: Graph, anchor: int, source: int) -> Region | NearMiss | None:
+    generator = np.random.default_rng(7)
+    width = 7
+    x = generator.standard_normal((4, width)) * np.array([[3.0], [1.0], [1e-2], [1e-3]]) + 0.5
+    rank = len(graph.nodes[source].shape or ())
+    x = x.reshape((1,) * (rank - 2) + x.shape)
+    near: NearMiss | None = None
+    for root in reversed(forward_from(graph, anchor)):
+        vectors = _vectors(graph, root, source)
+        if vectors is None or len(vectors) > 2:
+            continue
+        bound = {source: x} | {index: generator.standard_normal(width) + 1.5 for index in vectors}
+        try:
+            value = evaluate(graph, root, bound)
+        except NotModelled:
+            continue
+        if value.shape != x.shape:
+            continue
+        found = _which_norm(graph, root, source, vectors, bound, value)
+        if isinstance(found, Region):
+            return found
+        near = near or found
+    return near
+
+
+def _vectors(graph: Graph, root: int, source: int) -> tuple[int, ...] | None:
+    """Leaves of the region that are vectors as long as the last axis; None when it has another leaf."""
+    shape = graph.nodes[source].shape
+    assert shape is not None
+    leaves: list[int] = []
+    seen: set[int] = set()
+    pending = [root]
+    while pending:
+        index = pending.pop()
+        if index == source or index in seen:
+            continue
+        seen.add(index)
+        node = graph.nodes[index]
+        if node.shape == shape[-1:]:
+            leaves.append(index)
+        elif not node.op.startswith("call_") or len(seen) > 40:
+            return None
+        else:
+            pending.extend(node.inputs())
+    return tuple(sorted(leaves))
+
+
+def _which_norm(
+    graph: Graph, root: int, source: int, vectors: tuple[int, ...], bound: Mapping[int, Array], value: Array
+) -> Region | NearMiss | None:
+    x = bound[source]
+    inner = inner_nodes(graph, root, frozenset({source, *vectors}))
+    for eps, node, position in _scalars(graph, inner):
+        for weight, bias in _roles(vectors):
+            arrays = (None if weight is None else bound[weight], None if bias is None else bound[bias])
+            if same(value, layer_norm(x, *arrays, eps), 1e-9):
+                inputs = {"x": source}
+                inputs |= {name: i for name, i in (("weight", weight), ("bias", bias)) if i is not None}
+                constants = {"eps": (eps, node, position)}
+                return Region(graph=graph.index, root=root, inputs=inputs, inner=inner, constants=constants)
+            reason = _look_alike(x, arrays, eps, value)
+            if reason is not None:
+                return NearMiss(graph=graph.index, node=root, reason=reason)
+    return None
+
+
+def _look_alike(x: Array, arrays: tuple[Array | None, Array | None], eps: float, value: Array) -> str | None:
+    unbiased = same(value, layer_norm(x, *arrays, eps, ddof=1), 1e-9)
+    outside = same(value, layer_norm(x, *arrays, eps, outside=True), 1e-9)
+    both = same(value, layer_norm(x, *arrays, eps, ddof=1, outside=True), 1e-9)
+    parts = []
+    if unbiased or both:
+        parts.append("divides the variance by N-1 where F.layer_norm divides by N")
+    if outside or both:
+        parts.append("adds eps to the standard deviation where F.layer_norm adds it to the variance")
+    return "not the same function: " + " and ".join(parts) if parts else None
+
+
+def _roles(vectors: tuple[int, ...]) -> list[tuple[int | None, int | None]]:
+    if not vectors:
+        return [(None, None)]
+    if len(vectors) == 1:
+        return [(vectors[0], None), (None, vectors[0])]
+    return [(vectors[0], vectors[1]), (vectors[1], vectors[0])]
+
+
+def _scalars(graph: Graph, inner: frozenset[int]) -> Iterator[tuple[float, int, int | str]]:
+    """Small positive constants that are added inside the region: candidates for eps."""
+    for index in sorted(inner):
+        node = graph.nodes[index]
+        if operation(node) not in ("add", "clamp"):
+            continue
+        for position, arg in enumerate(node.args):
+            if isinstance(arg, (int, float)) and not isinstance(arg, bool) and 0 < arg < 0.1:
+                yield float(arg), index, position
+
+
+# ------------------------------------------------------------------------------------------------------------ attention
+
+
+@dataclass
+class _Path:
+    """What stands between two matrix products, read off from softmax outwards."""
+
+    scale: float = 1.0
+    factors: list[tuple[int, int]] = field(default_factory=list)  # (node, argument position) of every scalar factor
+    mask: int | None = None
+    dropout: int | None = None
+    scores: int | None = None
+    output: int | None = None
+
+
+def attention_regions(graph: Graph) -> Iterator[Region | NearMiss]:
+    """softmax(q k^T scale + mask) v written out, on tensors of three or four dimensions."""
+    for node in calls(graph, "softmax"):
+        path = _Path()
+        try:
+            _to_scores(graph, node, path)
+            _to_output(graph, node, path)
+            yield _attention_region(graph, node, path)
+        except _Stop as stop:
+            if path.scores is not None:  # a softmax that follows no matrix product is no attention at all
+                yield NearMiss(graph=graph.index, node=stop.node, reason=str(stop))
+
+
+class _Stop(Exception):
+    def __init__(self, node: int, reason: str) -> None:
+        super().__init__(reason)
+        self.node = node
+
+
+def _scalar(value: Any) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def _to_scores(graph: Graph, softmax: Node, path: _Path) -> None:
+    """Walk back from softmax to the product of queries and keys."""
+    current = softmax.args[0]
+    while isinstance(current, Ref):
+        node = graph.nodes[current.index]
+        kind = operation(node)
+        if kind == "matmul":
+            path.scores = node.index
+            return
+        step = _BACK.get(kind)
+        if step is None:
+            raise _Stop(node.index, f"`{kind}` stands between the scores and softmax")
+        path.scores = path.scores or _product_behind(graph, node.index)
+        current = step(graph, node, path)
+    raise _Stop(softmax.index, "softmax does not follow a matrix product")
+
+
+def _product_behind(graph: Graph, index: int) -> int | None:
+    """The matrix product a chain of elementwise operations starts from, so that a stop can be told from no
+    attention."""
+    for _ in range(FORWARD_LIMIT):
+        node = graph.nodes[index]
+        if operation(node) == "matmul":
+            return index
+        refs = [a.index for a in node.args if isinstance(a, Ref)]
+        if not refs or not node.op.startswith("call_"):
+            return None
+        index = next((i for i in refs if graph.nodes[i].shape == node.shape), refs[0])
+    return None
+
+
+def _back_scale(graph: Graph, node: Node, path: _Path) -> Any:
+    left, right = node.args[0], node.args[1]
+    divide = operation(node) == "div"
+    factor, position = (_scalar(right), 1) if isinstance(left, Ref) else (_scalar(left), 0)
+    if factor is None or (divide and position == 0):
+        raise _Stop(node.index, "the scores are scaled by a tensor: the scale is not known before the run")
+    if factor == 0:
+        raise _Stop(node.index, "the scores are scaled by zero")
+    path.scale *= 1.0 / factor if divide else factor
+    path.factors.append((node.index, position))
+    return left if isinstance(left, Ref) else right
+
+
+def _back_mask(graph: Graph, node: Node, path: _Path) -> Any:
+    kind = operation(node)
+    if kind == "masked_fill":
+        current, mask, fill, side = node.args[0], node.args[1], node.args[2], "drop"
+    else:
+        mask, current, fill, side = node.args[0], node.args[1], node.args[2], "keep"
+    value = _scalar(fill)
+    if value is None or value > MASKED:
+        raise _Stop(node.index, f"masked scores are filled with {fill!r}, which does not remove them")
+    _require_causal(graph, node, mask, side, path)
+    return current
+
+
+def _back_add(graph: Graph, node: Node, path: _Path) -> Any:
+    for current, other in ((node.args[0], node.args[1]), (node.args[1], node.args[0])):
+        if not (isinstance(current, Ref) and isinstance(other, Ref)):
+            continue
+        facts = graph.nodes[other.index].facts
+        if ("keep" in facts and float(facts.get("fill", "0")) <= MASKED) or facts.get("keep") == "all":
+            _require_causal(graph, node, other, "keep", path)
+            return current
+    raise _Stop(node.index, "a bias is added to the scores that is not a causal mask")
+
+
+def _require_causal(graph: Graph, node: Node, mask: Any, side: str, path: _Path) -> None:
+    if path.mask is not None:
+        raise _Stop(node.index, "two masks are applied to the scores")
+    kept = graph.nodes[mask.index].facts.get(side) if isinstance(mask, Ref) else None
+    if kept != "causal":
+        seen = "its value was not seen" if kept is None else "its value is not the lower triangle"
+        raise _Stop(node.index, f"the mask is not recognised as causal: {seen}")
+    if _reads_batch(graph, mask.index):
+        raise _Stop(node.index, "the mask depends on the batch: that it was causal here does not prove it always is")
+    path.mask = mask.index
+
+
+def _reads_batch(graph: Graph, index: int) -> bool:
+    """Whether a value is computed from what the module was called with, not only from its state and from shapes."""
+    seen: set[int] = set()
+    pending = [index]
+    while pending:
+        node = graph.nodes[pending.pop()]
+        if node.index in seen:
+            continue
+        seen.add(node.index)
+        if node.op == "placeholder" and node.facts.get("origin") != "state":
+            return True
+        pending.extend(node.inputs())
+    return False
+
+
+def _back_cast(graph: Graph, node: Node, path: _Path) -> Any:
+    return node.args[0]
+
+
+_BACK: Mapping[str, Callable[[Graph, Node, _Path], Any]] = {
+    "mul": _back_scale,
+    "div": _back_scale,
+    "masked_fill": _back_mask,
+    "where": _back_mask,
+    "add": _back_add,
+    "to": _back_cast,
+}
+
+
+def _to_output(graph: Graph, softmax: Node, path: _Path) -> None:
+    """Walk forward from softmax to the product with the values."""
+    dim = softmax.args[1] if len(softmax.args) > 1 else softmax.kwargs.get("dim")
+    rank = len(softmax.shape or ())
+    if dim not in (-1, rank - 1):
+        raise _Stop(softmax.index, "softmax does not run over the keys (the last axis)")
+    node = softmax
+    while True:
+        users = node.users
+        if len(users) != 1:
+            raise _Stop(node.index, "the attention probabilities are used elsewhere as well")
+        node, before = graph.nodes[users[0]], node
+        kind = operation(node)
+        if kind == "matmul":
+            if not (isinstance(node.args[0], Ref) and node.args[0].index == before.index):
+                raise _Stop(node.index, "the probabilities are the right operand of the product")
+            path.output = node.index
+            return
+        if kind == "dropout" and path.dropout is None:
+            path.dropout = node.index
+        elif kind != "to":
+            raise _Stop(node.index, f"`{kind}` stands between softmax and the values")
+
+
+def _attention_region(graph: Graph, softmax: Node, path: _Path) -> Region:
+    assert path.scores is not None and path.output is not None
+    scores, output = graph.nodes[path.scores], graph.nodes[path.output]
+    query, keys, value = scores.args[0], scores.args[1], output.args[1]
+    if not all(isinstance(arg, Ref) for arg in (query, keys, value)):
+        raise _Stop(scores.index, "the operands of the products are not tensors of this graph")
+    key, transposed = _untransposed(graph, keys.index)
+    inputs = {"query": query.index, "key": key, "value": value.index}
+    _check_shapes(graph, scores, inputs, keys.index, path)
+    if path.mask is not None:
+        inputs["mask"] = path.mask
+    inner = inner_nodes(graph, output.index, frozenset(inputs.values()))
+    writes = changes_input(graph, inner)
+    if writes is not None:
+        raise _Stop(writes, "it changes its input in place")
+    leak = escape(graph, inner, output.index)
+    if leak is not None:
+        raise _Stop(leak, f"the intermediate `{graph.nodes[leak].name}` is used elsewhere")
+    region = Region(
+        graph=graph.index,
+        root=output.index,
+        inputs=inputs,
+        inner=inner,
+        constants={f"factor{i}": (_factor(graph, at), *at) for i, at in enumerate(path.factors)},
+        facts={"scale": repr(path.scale), "causal": str(path.mask is not None), "transposed": str(transposed)}
+        | ({} if path.dropout is None else {"dropout": str(path.dropout)}),
+    )
+    _check_meaning(graph, region, path, keys.index)
+    return region
+
+
+def _factor(graph: Graph, at: tuple[int, int]) -> float:
+    return float(graph.nodes[at[0]].args[at[1]])
+
+
+def _untransposed(graph: Graph, index: int) -> tuple[int, bool]:
+    """The keys before their last two axes were swapped, and whether they were swapped at this place."""
+    node = graph.nodes[index]
+    rank = len(node.shape or ())
+    if operation(node) == "transpose" and {a % rank for a in node.args[1:3]} == {rank - 1, rank - 2}:
+        return node.args[0].index, True
+    return index, False
+
+
+def _check_shapes(graph: Graph, scores: Node, inputs: Mapping[str, int], keys: int, path: _Path) -> None:
+    query, value, swapped = graph.nodes[inputs["query"]], graph.nodes[inputs["value"]], graph.nodes[keys]
+    if query.shape is None or value.shape is None or swapped.shape is None or len(query.shape) not in (3, 4):
+        raise _Stop(scores.index, "the operands do not have three or four dimensions")
+    if len({query.dtype, value.dtype, swapped.dtype}) != 1:
+        raise _Stop(scores.index, "query, key and value do not have one dtype")
+    if query.shape[:-2] != value.shape[:-2] or query.shape[:-2] != swapped.shape[:-2]:
+        raise _Stop(scores.index, "query, key and value do not have the same leading dimensions")
+    if path.mask is not None and query.shape[-2] != swapped.shape[-1]:
+        raise _Stop(scores.index, "the causal mask is not square: its alignment would change")
+
+
+def _check_meaning(graph: Graph, region: Region, path: _Path, keys: int) -> None:
+    """The region must compute attention on sample values too, whatever it looks like."""
+    generator = np.random.default_rng(11)
+    q, k, v = (generator.standard_normal((2, 2, 5, 4)) for _ in range(3))
+    lower = np.tril(np.ones((5, 5), dtype=bool))
+    bound = {region.inputs["query"]: q, keys: np.swapaxes(k, -2, -1), region.inputs["value"]: v}
+    if path.mask is not None:
+        bound[path.mask] = _sample_mask(graph.nodes[path.mask], lower)
+    try:
+        value = evaluate(graph, region.root, bound)
+    except NotModelled as unknown:
+        raise _Stop(unknown.node.index, f"the region cannot be evaluated: {unknown}") from unknown
+    if not same(value, attention(q, k, v, path.scale, lower if path.mask is not None else None), 1e-9):
+        raise _Stop(region.root, "the region does not compute softmax attention on sample values")
+
+
+def _sample_mask(node: Node, lower: Array) -> Array:
+    if node.dtype == "bool":
+        return lower if node.facts.get("keep") == "causal" else ~lower
+    return np.where(lower, 0.0, float(node.facts["fill"]))
+
+
+def default_scale(region: Region, graph: Graph) -> bool:
+    """Whether the region's scale is 1/sqrt(head dimension), the default of scaled_dot_product_attention."""
+    shape = graph.nodes[region.inputs["query"]].shape
+    assert shape is not None
+    return math.isclose(float(region.facts["scale"]), 1.0 / math.sqrt(shape[-1]), rel_tol=1e-6)

@@ -1,0 +1,57 @@
+"""Stage 5: turn findings into rewrites, in the order in which they are to be tried."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from advisor.errors import RuleError
+from advisor.model import Decline, Finding, Rewrite, Safety
+from advisor.rule import Rule
+from advisor.source import Source
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Rewrites to try in order, and the findings that stay suggestions, each with its reason."""
+
+    rewrites: tuple[Rewrite, ...]
+    suggestions: tuple[tuple[Finding, str], ...]
+    errors: tuple[RuleError, ...] = ()
+
+
+def plan(
+    findings: Sequence[Finding],
+    rules: Mapping[str, Rule],
+    read: Callable[[str], Source],
+    allow: frozenset[Safety],
+) -> Plan:
+    """Order: starvation, precision, structure, compile, memory, communication, optimizer; then by what could be
+    saved."""
+    rewrites: list[Rewrite] = []
+    suggestions: list[tuple[Finding, str]] = []
+    errors: list[RuleError] = []
+    ordered = sorted(findings, key=lambda f: (rules[f.rule].order, -f.estimate.high_us, f.rule, str(f.span)))
+    for finding in ordered:
+        rule = rules[finding.rule]
+        if rule.safety is Safety.SUGGEST:
+            suggestions.append((finding, "the rule only suggests"))
+            continue
+        if finding.library is not None:
+            suggestions.append((finding, f"installed packages are never edited: {rule.in_library}"))
+            continue
+        try:
+            result = rule.rewrite(finding, read(finding.span.path))
+        except Exception as error:  # noqa: BLE001 - a rule that raises is reported by id, the others still count
+            errors.append(
+                RuleError(f"rule {rule.id} raised {type(error).__name__}: {error}", detail=traceback.format_exc())
+            )
+            continue
+        if isinstance(result, Decline):
+            suggestions.append((finding, result.reason))
+        elif result.safety is not Safety.EXACT and result.safety not in allow:
+            suggestions.append((finding, f"changes {result.safety.value}: allow it with --allow {result.safety.value}"))
+        else:
+            rewrites.append(result)
+    return Plan(rewrites=tuple(rewrites), suggestions=tuple(suggestions), errors=tuple(errors))

@@ -1,0 +1,98 @@
+"""The one loader of rules: built in, from entry points, and from a user's folder."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import inspect
+import pkgutil
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+from advisor.errors import RuleError, UsageError
+from advisor.rule import Rule
+
+GROUP = "advisor.rules"
+HEADINGS = ("What it does", "Why it costs", "When not to", "Fix safety", "References")
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A rule with the module that holds its page."""
+
+    rule: Rule
+    origin: str
+    page: str
+
+    @property
+    def title(self) -> str:
+        """First line of the page."""
+        return self.page.strip().splitlines()[0]
+
+
+def load(folder: Path | None = None) -> tuple[dict[str, Loaded], tuple[RuleError, ...]]:
+    """Every rule by id, in order of id, and the errors of rules that could not be loaded."""
+    found: dict[str, Loaded] = {}
+    errors: list[RuleError] = []
+    package = importlib.import_module("advisor.rules")
+    modules = [importlib.import_module(f"advisor.rules.{m.name}") for m in pkgutil.iter_modules(package.__path__)]
+    for module in modules:
+        _add(found, module, "built in")
+    for entry in importlib.metadata.entry_points(group=GROUP):
+        with _guarded(errors, entry.name):
+            _add(found, _as_module(entry.load()), f"entry point {entry.name}")
+    if folder is not None:
+        if not folder.is_dir():
+            raise UsageError(f"the rules folder {folder} does not exist")
+        for path in sorted(folder.glob("*.py")):
+            if path.stem != "__init__":
+                with _guarded(errors, path.stem):
+                    _add(found, _from_file(path), str(path))
+    return dict(sorted(found.items())), tuple(errors)
+
+
+def _as_module(value: object) -> ModuleType:
+    module = value if isinstance(value, ModuleType) else inspect.getmodule(value)
+    assert module is not None
+    return module
+
+
+@contextmanager
+def _guarded(errors: list[RuleError], name: str) -> Iterator[None]:
+    """Foreign code may raise anything; it becomes an error of that rule and the others still load."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except Exception as error:  # noqa: BLE001 - a rule that raises is reported by id, the others still count
+        errors.append(RuleError(f"rule {name} could not be loaded: {error}", detail=traceback.format_exc()))
+
+
+def _from_file(path: Path) -> ModuleType:
+    name = f"advisor_user_rules.{path.stem.replace('-', '_')}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _add(found: dict[str, Loaded], module: ModuleType, origin: str) -> None:
+    for cls in vars(module).values():
+        if (
+            inspect.isclass(cls)
+            and issubclass(cls, Rule)
+            and not inspect.isabstract(cls)
+            and cls.__module__ == module.__name__
+        ):
+            rule = cls()
+            if rule.id in found:
+                raise UsageError(f"two rules are called {rule.id}: {found[rule.id].origin} and {origin}")
+            found[rule.id] = Loaded(rule, origin, inspect.getdoc(module) or rule.id)

@@ -1,0 +1,329 @@
+"""What a rule is, what it sees, and the examples that document and test it."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from advisor import align as alignment
+from advisor.model import (
+    Decline,
+    Estimate,
+    Evidence,
+    Finding,
+    Graph,
+    Node,
+    NodeCost,
+    Profile,
+    Rewrite,
+    Safety,
+    Span,
+)
+from advisor.patterns import NearMiss, Region
+from advisor.source import Source
+
+# ------------------------------------------------------------------------------------------------------------- examples
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExampleProfile:
+    """A made-up measurement for an example: one step and where its time goes, in microseconds.
+
+    `nodes` is the share of the step spent in the captured graph, spread evenly over its operations.
+    """
+
+    step_us: float
+    device: str = "cuda"
+    optimizer: tuple[float, ...] = ()
+    loader_wait_us: float = 0.0
+    device_idle_us: float | None = None
+    draws_global_rng: bool = False
+    iterable: bool = False
+    sparse: bool = False
+    overrides_step: bool = False
+    dtypes: tuple[str, ...] = ("float32",)
+    cores: int = 8
+    nodes: float = 0.0
+
+
+def step(step_us: float, **parts: object) -> ExampleProfile:
+    """A step of `step_us` microseconds; keywords are the fields of `ExampleProfile`."""
+    optimizer = parts.pop("optimizer", ())
+    assert isinstance(optimizer, Iterable)
+    return ExampleProfile(step_us=step_us, optimizer=tuple(optimizer), **parts)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    """Source before and after, under a profile. `after=None` means silent, and then `because` is the decline's reason.
+
+    `saves` bounds the estimate in microseconds. A graph rule's source follows the KernelBench form (Model, get_inputs,
+    get_init_inputs) and is executed, forward and backward, before and after.
+    """
+
+    before: str
+    after: str | None
+    profile: ExampleProfile
+    saves: tuple[float, float] | None = None
+    because: str | None = None
+
+
+# -------------------------------------------------------------------------------------------------------------- context
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a rule may look at: the profile and the user's sources, both read-only."""
+
+    profile: Profile
+    read: Callable[[str], Source]
+    worth: float | None = None
+    costs: Mapping[tuple[int, int], NodeCost] = field(default_factory=dict)
+
+    @property
+    def graphs(self) -> tuple[Graph, ...]:
+        """The graphs captured in training mode."""
+        return tuple(g for g in self.profile.graphs if g.training)
+
+    @property
+    def step_us(self) -> float:
+        """Median un-profiled step time; rules run only when it is known."""
+        median = self.profile.median_step_us()
+        assert median is not None
+        return median
+
+    def cost_us(self, graph: int, nodes: Iterable[int]) -> float:
+        """Measured forward and backward time per step of some nodes of a graph."""
+        return sum(self.costs[(graph, n)].total_us for n in nodes if (graph, n) in self.costs)
+
+    def floor_us(self, flops: float, least_bytes: float, dtype: str | None) -> float:
+        """Physical floor of a region, max(FLOPs / peak, bytes / bandwidth); 0 where the device's figures are
+        unknown."""
+        hardware = self.profile.hardware
+        rates = {**hardware.measured_flops, **hardware.peak_flops}
+        peak = rates.get(dtype or "") or rates.get("float32")
+        bandwidth = hardware.hbm_bandwidth or hardware.measured_bandwidth
+        times = [flops / peak if peak else 0.0, least_bytes / bandwidth if bandwidth else 0.0]
+        return max(times) * 1e6
+
+    def gate(self, rule: Rule) -> float:
+        """Share of a step below which the rule stays silent."""
+        return rule.worth if self.worth is None else self.worth
+
+
+DTYPE_BYTES: Mapping[str, int] = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "bool": 1}
+
+
+def tensor_bytes(node: Node) -> int:
+    """Bytes of a node's value, 0 where its shape is not known."""
+    if node.shape is None:
+        return 0
+    count = 1
+    for size in node.shape:
+        count *= size
+    return count * DTYPE_BYTES.get(node.dtype or "", 4)
+
+
+# ----------------------------------------------------------------------------------------------------------------- rule
+
+
+class Rule(ABC):
+    """One piece of knowledge. Neither method touches the rule, a global, a device or a file.
+
+    `needs` names what the profile must hold ("kineto", "graph", "optimizers", "loaders", "steps"); `worth` is the share
+    of a step below which a finding is noise; `tolerance` the error floor of the rewrite in machine epsilons.
+    """
+
+    id: ClassVar[str]
+    safety: ClassVar[Safety]
+    needs: ClassVar[tuple[str, ...]] = ("steps",)
+    worth: ClassVar[float] = 0.02
+    tolerance: ClassVar[float] = 16.0
+    group: ClassVar[str | None] = None
+    in_library: ClassVar[str] = "ask the library for its fused form"  # what to do where a library holds the code
+    order: ClassVar[int] = 50  # place in the plan: starvation 10, precision 20, structure 30, compile 40, optimizer 60
+    examples: ClassVar[tuple[Example, ...]] = ()
+
+    @abstractmethod
+    def match(self, ctx: Context) -> Iterator[Finding | Decline]:
+        """Yield what was found and what was looked at and left alone."""
+
+    @abstractmethod
+    def rewrite(self, finding: Finding, source: Source) -> Rewrite | Decline:
+        """The edits that realise a finding, or why this source cannot be edited."""
+
+    # -------------------------------------------------------------------------------------------------------- helpers
+
+    def finding(
+        self,
+        span: Span,
+        message: str,
+        *,
+        cited_us: float,
+        high_us: float,
+        evidence: tuple[Evidence, ...],
+        low_us: float = 0.0,
+        basis: str = "bound",
+        bindings: Mapping[str, Span] | None = None,
+        values: Mapping[str, str] | None = None,
+        consumed: tuple[Span, ...] = (),
+        library: str | None = None,
+    ) -> Finding:
+        """A finding of this rule; the estimate is clamped to the time it cites."""
+        high = min(max(high_us, 0.0), cited_us)
+        digest = hashlib.sha256(f"{self.id}\0{span.path}\0{span.function}\0{message}".encode()).hexdigest()[:16]
+        return Finding(
+            rule=self.id,
+            span=span,
+            message=message,
+            evidence=evidence,
+            estimate=Estimate(low_us=min(low_us, high), high_us=high, basis=basis),
+            fingerprint=digest,
+            bindings=bindings or {},
+            values=values or {},
+            consumed=consumed,
+            library=library,
+        )
+
+    def decline(self, span: Span | None, reason: str, needs: tuple[str, ...] = ()) -> Decline:
+        """A decline of this rule."""
+        return Decline(rule=self.id, span=span, reason=reason, needs=needs)
+
+    def edit(self, finding: Finding, title: str, edits: Iterable[tuple[Span, str]]) -> Rewrite:
+        """A rewrite of this rule."""
+        return Rewrite(
+            finding=finding,
+            title=title,
+            safety=self.safety,
+            edits=tuple(edits),
+            tolerance=self.tolerance,
+            group=self.group,
+        )
+
+
+@dataclass(frozen=True)
+class Site:
+    """One place in the source that computes a pattern, with every region of the graphs that it computed."""
+
+    span: Span
+    regions: tuple[Region, ...]
+    alignment: alignment.Alignment
+    cost_us: float
+
+    def text(self, node: int) -> str:
+        """Source of the expression bound to a boundary node."""
+        return self.alignment.source.segment(self.alignment.values[node].expression)
+
+    def span_of(self, node: int) -> Span:
+        """Span of the expression bound to a boundary node."""
+        return self.alignment.source.span(self.alignment.values[node].expression)
+
+
+class GraphRule(Rule):
+    """A rule that looks for regions of the captured graphs and rewrites the lines that computed them."""
+
+    needs = ("steps", "kineto", "graph")
+    order = 30
+
+    @abstractmethod
+    def search(self, graph: Graph) -> Iterator[Region | NearMiss]:
+        """Every region of one graph, and what nearly is one."""
+
+    @abstractmethod
+    def describe(self, ctx: Context, graph: Graph, site: Site) -> Finding | Decline:
+        """The finding for one place in the source; `site.regions[0]` lies in `graph`."""
+
+    def match(self, ctx: Context) -> Iterator[Finding | Decline]:
+        """Group what `search` finds by source position; an edit must suit every call of the code."""
+        places: dict[tuple[str, int, int], list[Region]] = {}
+        library: dict[str, list[Region]] = {}
+        missed: dict[tuple[str, int, str], NearMiss] = {}
+        graphs = {g.index: g for g in ctx.graphs}
+        for graph in ctx.graphs:
+            for found in self.search(graph):
+                node = graph.nodes[found.root if isinstance(found, Region) else found.node]
+                span = node.span
+                if isinstance(found, NearMiss):
+                    missed.setdefault((span.path, span.line, found.reason) if span else ("", 0, found.reason), found)
+                elif span is None:
+                    library.setdefault(_library_place(node), []).append(found)
+                else:
+                    places.setdefault((span.path, span.line, span.column), []).append(found)
+        for _, regions in sorted(places.items()):
+            yield self._place(ctx, graphs, regions)
+        for place, regions in sorted(library.items()):
+            yield self._in_library(ctx, graphs, place, regions)
+        for _, near in sorted(missed.items()):
+            yield self.decline(graphs[near.graph].nodes[near.node].span, near.reason)
+
+    def _place(self, ctx: Context, graphs: Mapping[int, Graph], regions: list[Region]) -> Finding | Decline:
+        first = regions[0]
+        graph = graphs[first.graph]
+        span = graph.nodes[first.root].span
+        assert span is not None
+        other = _unmatched(graphs, regions, span)
+        if other is not None:
+            return self.decline(span, f"the same code also computes something else: {other}")
+        cost = sum(ctx.cost_us(r.graph, r.inner) for r in regions)
+        share = cost / ctx.step_us
+        if share < ctx.gate(self):
+            return self.decline(span, f"it takes {share:.1%} of the step")
+        try:
+            aligned = alignment.align(ctx.read(span.path), graph, first.root, frozenset(first.inputs.values()))
+        except alignment.Miss as miss:
+            where = f" (line {miss.line})" if miss.line else ""
+            return self.decline(span, f"the source cannot be rewritten safely: {miss.reason}{where}")
+        site = Site(aligned.source.span(aligned.root.expression), tuple(regions), aligned, cost)
+        return self.describe(ctx, graph, site)
+
+    def _in_library(
+        self, ctx: Context, graphs: Mapping[int, Graph], place: str, regions: list[Region]
+    ) -> Finding | Decline:
+        """A finding at the user's call of the library; it is shown, never rewritten."""
+        span = graphs[regions[0].graph].span
+        cost = sum(ctx.cost_us(r.graph, r.inner) for r in regions)
+        share = cost / ctx.step_us
+        if span is None or share < ctx.gate(self):
+            return self.decline(span, f"{place} takes {share:.1%} of the step")
+        return self.finding(
+            span,
+            f"{self.id} in {place}",
+            cited_us=cost,
+            high_us=cost,
+            evidence=(
+                Evidence(what="time of this code per step", value=round(cost, 1), unit="us"),
+                Evidence(what="share of the step", value=round(share, 4), unit="share"),
+                Evidence(what="calls of this code per step", value=len(regions), unit="calls"),
+            ),
+            library=place,
+        )
+
+
+def _library_place(node: Node) -> str:
+    """The innermost frame as package file and line: "transformers/models/llama/modeling_llama.py:199"."""
+    if not node.frames:
+        return "code without a recorded position"
+    frame = node.frames[-1]
+    path = frame.path.replace("\\", "/")
+    return f"{path.rsplit('-packages/', 1)[-1]}:{frame.line}"
+
+
+def _unmatched(graphs: Mapping[int, Graph], regions: list[Region], span: Span) -> str | None:
+    """A node computed by the same expression that belongs to no matched region.
+
+    Only where an expression starts is compared: recorded ends are not exact.
+    """
+    matched = {(r.graph, index) for r in regions for index in r.inner}
+    kinds = {graphs[r.graph].nodes[r.root].target for r in regions}
+    here = (span.path, span.line, span.column)
+    for graph in graphs.values():
+        for node in graph.nodes:
+            place = node.span
+            if place is None or node.target not in kinds or (graph.index, node.index) in matched:
+                continue
+            if (place.path, place.line, place.column) == here:
+                return f"`{node.name}` in module {node.module or 'of the script'}"
+    return None

@@ -1,0 +1,186 @@
+"""One parsed source file: text, syntax tree, positions in characters, imported names."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from advisor.errors import SourceError
+from advisor.model import Span
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file of the user. `path` is relative to the project root."""
+
+    path: str
+    text: str
+    _parents: dict[ast.AST, ast.AST] = field(default_factory=dict, repr=False, compare=False)
+
+    @staticmethod
+    def read(root: Path, path: str) -> Source:
+        """Read and parse; raises `SourceError` for a file that is missing, not UTF-8 or not valid Python."""
+        try:
+            with open(root / path, encoding="utf-8", newline="") as stream:
+                source = Source(path, stream.read())
+        except FileNotFoundError as error:
+            raise SourceError(f"no such file: {path}") from error
+        except IsADirectoryError as error:
+            raise SourceError(f"{path} is a directory: name the training script itself") from error
+        except PermissionError as error:
+            raise SourceError(f"{path} cannot be read: permission denied") from error
+        except UnicodeDecodeError as error:
+            raise SourceError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from error
+        source.tree  # noqa: B018 - parse now, so that a syntax error is reported here
+        return source
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        """The syntax tree; raises `SourceError` with the offending line."""
+        try:
+            return ast.parse(self.text, self.path)
+        except (SyntaxError, ValueError) as error:
+            line = getattr(error, "lineno", None)
+            shown = (getattr(error, "text", "") or "").rstrip()
+            where = f"{self.path}:{line}" if line else self.path
+            message = getattr(error, "msg", str(error))
+            raise SourceError(f"{where}: {message}", detail=shown or None) from error
+
+    @cached_property
+    def lines(self) -> list[str]:
+        """Lines with their ends."""
+        return self.text.splitlines(keepends=True)
+
+    @cached_property
+    def sha256(self) -> str:
+        """Digest of the text, as UTF-8."""
+        return hashlib.sha256(self.text.encode("utf-8")).hexdigest()
+
+    @cached_property
+    def parents(self) -> dict[ast.AST, ast.AST]:
+        """Parent of every node."""
+        return {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
+
+    # ------------------------------------------------------------------------------------------------------ positions
+
+    def character(self, line: int, byte: int) -> int:
+        """Character column of a UTF-8 byte column."""
+        return len(self.lines[line - 1].encode("utf-8")[:byte].decode("utf-8", errors="ignore"))
+
+    def span(self, node: ast.expr | ast.stmt) -> Span:
+        """Span of a node, columns in characters."""
+        assert node.end_lineno is not None and node.end_col_offset is not None
+        function = self.function_at(node.lineno)
+        return Span(
+            path=self.path,
+            line=node.lineno,
+            column=self.character(node.lineno, node.col_offset),
+            end_line=node.end_lineno,
+            end_column=self.character(node.end_lineno, node.end_col_offset),
+            function=function.name if function is not None else None,
+        )
+
+    def offset(self, line: int, column: int) -> int:
+        """Position in `text` of a line (from 1) and character column."""
+        return self._starts[line - 1] + column
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        starts = [0]
+        for line in self.lines:
+            starts.append(starts[-1] + len(line))
+        return starts
+
+    def at(self, span: Span) -> str:
+        """The text a span covers."""
+        assert span.end_line is not None and span.end_column is not None
+        return self.text[self.offset(span.line, span.column) : self.offset(span.end_line, span.end_column)]
+
+    def segment(self, node: ast.expr | ast.stmt) -> str:
+        """The text of a node, without enclosing parentheses."""
+        return self.at(self.span(node))
+
+    # ----------------------------------------------------------------------------------------------------- navigation
+
+    def function_at(self, line: int) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+        """The innermost function whose lines include `line`."""
+        inside = [f for f in self._functions if f.lineno <= line <= (f.end_lineno or f.lineno)]
+        return max(inside, key=lambda f: f.lineno, default=None)
+
+    @cached_property
+    def _functions(self) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+        return [n for n in ast.walk(self.tree) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))]
+
+    def statement_of(self, node: ast.AST) -> ast.stmt:
+        """The innermost statement that contains `node`."""
+        while not isinstance(node, ast.stmt):
+            node = self.parents[node]
+        return node
+
+    def block_of(self, statement: ast.stmt) -> list[ast.stmt]:
+        """The list of statements `statement` stands in."""
+        parent = self.parents[statement]
+        for name in ("body", "orelse", "finalbody"):
+            block = getattr(parent, name, None)
+            if isinstance(block, list) and statement in block:
+                return block
+        return [statement]
+
+    def expressions_at(self, line: int, column: int | None = None) -> Iterator[ast.expr]:
+        """Expressions that start at a line (and character column, where it is known), outermost first."""
+        for node in ast.walk(self.tree):
+            if not isinstance(node, ast.expr) or isinstance(node, ast.Constant) or node.lineno != line:
+                continue
+            if column is None or self.character(line, node.col_offset) == column:
+                yield node
+
+    # ---------------------------------------------------------------------------------------------------------- names
+
+    @cached_property
+    def imports(self) -> dict[str, str]:
+        """Module-level aliases: {"F": "torch.nn.functional", "torch": "torch", "nn": "torch.nn"}."""
+        found: dict[str, str] = {}
+        for node in self.tree.body:
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    name = alias.asname or alias.name.split(".")[0]
+                    found[name] = alias.name if alias.asname else name
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                for alias in node.names:
+                    found[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+        return found
+
+    def qualified(self, node: ast.expr) -> str | None:
+        """Dotted name an expression refers to through the file's imports: `F.softmax` ->
+        "torch.nn.functional.softmax"."""
+        parts: list[str] = []
+        while isinstance(node, ast.Attribute):
+            parts.append(node.attr)
+            node = node.value
+        if not isinstance(node, ast.Name):
+            return None
+        head = self.imports.get(node.id)
+        return ".".join([head or node.id, *reversed(parts)]) if head else None
+
+    def name_for(self, module: str, function: ast.AST | None) -> str | None:
+        """How this file can call `module` ("torch.nn.functional") inside `function`: "F", "nn.functional" ... or
+        None."""
+        local = (
+            {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+            if function
+            else set()
+        )
+        if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            arguments = function.args
+            local |= {a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)}
+        best: str | None = None
+        for alias, target in self.imports.items():
+            if alias in local or not (module == target or module.startswith(target + ".")):
+                continue
+            spelled = alias + module[len(target) :]
+            best = spelled if best is None or len(spelled) < len(best) else best
+        return best

@@ -1,0 +1,123 @@
+"""The tanh approximation of GELU is written out, so eight operations pass over the widest activation of the model.
+
+## What it does
+Replaces any spelling of `0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))` by `F.gelu(x, approximate="tanh")`. The
+pattern is recognised by evaluating the captured operations on sample values: constants folded or not, a cube written
+as a power or as products, factors in any order.
+
+## Why it costs
+The feed-forward activation is four times as wide as the model. Each operation of the chain reads and writes it, forward
+and backward, and keeps its input; the fused kernel reads it once and keeps nothing else.
+
+## When not to
+Inside a compiled region, where the compiler has fused the chain already, or when an intermediate is used elsewhere.
+
+## Fix safety
+NUMERICS: the same function. Constants rounded to fewer than six digits are another function and do not match.
+
+## References
+- Hendrycks, Gimpel, Gaussian Error Linear Units, 2016
+- torch.nn.functional.gelu, PyTorch documentation
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from advisor import codemod
+from advisor.model import Decline, Evidence, Finding, Graph, Rewrite, Safety
+from advisor.patterns import NearMiss, Region, unary_regions
+from advisor.rule import Context, Example, GraphRule, Site, step, tensor_bytes
+from advisor.semantics import gelu_tanh
+from advisor.source import Source
+
+MODEL = """\
+import math
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class Model(nn.Module):
+    def forward(self, x):
+{body}
+
+def get_init_inputs():
+    return []
+
+
+def get_inputs():
+    return [torch.randn(4, 6, 16, requires_grad=True)]
+"""
+
+
+def _model(*lines: str) -> str:
+    return MODEL.replace("{body}", "".join(f"        {line}\n" for line in lines))
+
+
+class UnfusedGelu(GraphRule):
+    """tanh GELU chain -> F.gelu(approximate="tanh")."""
+
+    id = "unfused-gelu"
+    safety = Safety.NUMERICS
+    worth = 0.02
+    examples = (
+        Example(
+            before=_model(
+                "return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))"
+            ),
+            after=_model('return F.gelu(x, approximate="tanh")'),
+            profile=step(10_000, nodes=0.2),
+            saves=(0, 2_000),
+        ),
+        Example(
+            before=_model(
+                "h = x * 2",
+                "inner = 0.7978845608 * (h + 0.044715 * h * h * h)",
+                "gate = (1 + inner.tanh())  # in (0, 2)",
+                "y = gate * h * 0.5",
+                "return y",
+            ),
+            after=_model("h = x * 2", 'y = F.gelu(h, approximate="tanh")', "return y"),
+            profile=step(10_000, nodes=0.2),
+            saves=(0, 2_000),
+        ),
+        Example(
+            before=_model("t = torch.tanh(0.7978845608 * (x + 0.044715 * x**3))", "return 0.5 * x * (1 + t) + t"),
+            after=None,
+            profile=step(10_000, nodes=0.2),
+            because="the intermediate `t` is used elsewhere",
+        ),
+    )
+
+    def search(self, graph: Graph) -> Iterator[Region | NearMiss]:
+        return unary_regions(graph, "tanh", gelu_tanh)
+
+    def describe(self, ctx: Context, graph: Graph, site: Site) -> Finding | Decline:
+        traffic = sum(5 * tensor_bytes(graph.nodes[r.inputs["x"]]) for r in site.regions)
+        floor = ctx.floor_us(0.0, traffic, None)
+        return self.finding(
+            site.span,
+            "GELU is written out: eight operations read and write the feed-forward activation",
+            cited_us=site.cost_us,
+            high_us=site.cost_us - floor,
+            evidence=(
+                Evidence(what="time of the written-out GELU per step", value=round(site.cost_us, 1), unit="us"),
+                Evidence(what="share of the step", value=round(site.cost_us / ctx.step_us, 4), unit="share"),
+                Evidence(what="floor: two passes forward, three backward", value=round(floor, 1), unit="us"),
+                Evidence(what="calls of this code per step", value=len(site.regions), unit="calls"),
+            ),
+            bindings={"x": site.span_of(site.regions[0].inputs["x"])},
+            consumed=tuple(site.alignment.source.span(s) for s in site.alignment.consumed),
+        )
+
+    def rewrite(self, finding: Finding, source: Source) -> Rewrite | Decline:
+        functional, edits = codemod.functional(source, finding.span.line)
+        arguments = [source.at(finding.bindings["x"]), 'approximate="tanh"']
+        call = codemod.call_text(source, finding.span, f"{functional}.gelu", arguments)
+        edits = [
+            *edits,
+            codemod.replace_expression(source, finding.span, call),
+            *codemod.remove_statements(source, finding.consumed),
+        ]
+        return self.edit(finding, 'use F.gelu(approximate="tanh")', edits)

@@ -1,0 +1,144 @@
+"""LayerNorm is written out operation by operation, so every operation reads and writes the whole activation.
+
+## What it does
+Replaces a hand-written LayerNorm over the last axis by `torch.nn.functional.layer_norm`. The pattern is recognised by
+evaluating the captured operations on sample values, including rows whose variance is as small as eps, so that a
+look-alike (variance over N-1, eps outside the root) is told from the real one.
+
+## Why it costs
+Mean, difference, square, mean, root, quotient, product and sum are one kernel each, and each keeps its input for the
+backward pass. The fused kernel reads the activation once and keeps one mean and one scale per row (Ba et al. 2016 for
+the definition). The operations are memory-bound: the time is the traffic.
+
+## When not to
+When it is not the same function: an unbiased variance or eps added to the standard deviation is declined. Inside a
+compiled region the compiler has fused it already.
+
+## Fix safety
+NUMERICS: the same statistics in another rounding order.
+
+## References
+- Ba, Kiros, Hinton, Layer Normalization, 2016
+- torch.nn.functional.layer_norm, PyTorch documentation
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from advisor import codemod
+from advisor.model import Decline, Evidence, Finding, Graph, Rewrite, Safety
+from advisor.patterns import NearMiss, Region, layer_norm_regions
+from advisor.rule import Context, Example, GraphRule, Site, step, tensor_bytes
+from advisor.source import Source
+
+MODEL = """\
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(16))
+        self.bias = nn.Parameter(torch.rand(16))
+        self.eps = 1e-5
+
+    def forward(self, x):
+{body}
+
+def get_init_inputs():
+    return []
+
+
+def get_inputs():
+    return [torch.randn(4, 6, 16, requires_grad=True)]
+"""
+
+
+def _model(*lines: str) -> str:
+    return MODEL.replace("{body}", "".join(f"        {line}\n" for line in lines))
+
+
+class UnfusedLayerNorm(GraphRule):
+    """Hand-written LayerNorm -> F.layer_norm."""
+
+    id = "unfused-layernorm"
+    safety = Safety.NUMERICS
+    worth = 0.02
+    examples = (
+        Example(
+            before=_model(
+                "mean = x.mean(-1, keepdim=True)",
+                "var = ((x - mean) ** 2).mean(-1, keepdim=True)",
+                "x = (x - mean) / torch.sqrt(var + self.eps)",
+                "return self.weight * x + self.bias",
+            ),
+            after=_model("return nn.functional.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)"),
+            profile=step(10_000, nodes=0.2),
+            saves=(0, 2_000),
+        ),
+        Example(
+            before=_model(
+                "m = x.mean(dim=2, keepdim=True); v = x.var(dim=2, keepdim=True, unbiased=False)",
+                "return (x - m) * torch.rsqrt(v + 1e-6)",
+            ),
+            after=_model("return nn.functional.layer_norm(x, x.shape[-1:], None, None, 1e-6)"),
+            profile=step(10_000, nodes=0.2),
+            saves=(0, 2_000),
+        ),
+        Example(
+            before=_model(
+                "mean = x.mean(-1, keepdim=True)",
+                "std = x.std(-1, keepdim=True)",
+                "return self.weight * (x - mean) / (std + self.eps) + self.bias",
+            ),
+            after=None,
+            profile=step(10_000, nodes=0.2),
+            because="not the same function: divides the variance by N-1 where F.layer_norm divides by N and "
+            "adds eps to the standard deviation where F.layer_norm adds it to the variance",
+        ),
+    )
+
+    def search(self, graph: Graph) -> Iterator[Region | NearMiss]:
+        return layer_norm_regions(graph)
+
+    def describe(self, ctx: Context, graph: Graph, site: Site) -> Finding | Decline:
+        region = site.regions[0]
+        eps, node, position = region.constants["eps"]
+        if {(sorted(r.inputs), r.constants["eps"][0]) == (sorted(region.inputs), eps) for r in site.regions} != {True}:
+            return self.decline(site.span, "calls of the same code differ in eps, weight or bias")
+        bound = site.alignment.constants.get((node, position))
+        eps_text = site.alignment.source.segment(bound.expression) if bound is not None else repr(eps)
+        traffic = sum(5 * tensor_bytes(graph.nodes[r.inputs["x"]]) for r in site.regions)
+        floor = ctx.floor_us(0.0, traffic, None)
+        return self.finding(
+            site.span,
+            "LayerNorm is written out: every operation reads and writes the whole activation",
+            cited_us=site.cost_us,
+            high_us=site.cost_us - floor,
+            evidence=(
+                Evidence(what="time of the written-out norm per step", value=round(site.cost_us, 1), unit="us"),
+                Evidence(what="share of the step", value=round(site.cost_us / ctx.step_us, 4), unit="share"),
+                Evidence(what="floor: two passes forward, three backward", value=round(floor, 1), unit="us"),
+                Evidence(what="calls of this code per step", value=len(site.regions), unit="calls"),
+            ),
+            bindings={name: site.span_of(index) for name, index in region.inputs.items()},
+            values={"eps": eps_text},
+            consumed=tuple(site.alignment.source.span(s) for s in site.alignment.consumed),
+        )
+
+    def rewrite(self, finding: Finding, source: Source) -> Rewrite | Decline:
+        functional, edits = codemod.functional(source, finding.span.line)
+        x = source.at(finding.bindings["x"])
+        weight, bias = (source.at(finding.bindings[n]) if n in finding.bindings else "None" for n in ("weight", "bias"))
+        vector = next((name for name in (weight, bias) if name != "None"), None)
+        shape = f"{vector}.shape" if vector else f"{x}.shape[-1:]"
+        arguments = [x, shape, weight, bias, finding.values["eps"]]
+        call = codemod.call_text(source, finding.span, f"{functional}.layer_norm", arguments)
+        edits = [
+            *edits,
+            codemod.replace_expression(source, finding.span, call),
+            *codemod.remove_statements(source, finding.consumed),
+        ]
+        return self.edit(finding, "use F.layer_norm", edits)

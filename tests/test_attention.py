@@ -1,0 +1,136 @@
+"""naive-attention on the ways people write attention: what is rewritten is right, what is left alone says why."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from advisor import registry, testing
+from advisor.model import Decline, Finding, Rewrite
+from advisor.patch import build
+from advisor.rule import step
+
+pytest.importorskip("torch")
+RULE = registry.load()[0]["naive-attention"].rule
+
+HEAD = """\
+import math
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.drop = nn.Dropout(0.0)
+        self.p = 0.0
+        self.scale = 4 ** -0.5
+        self.softmax = nn.Softmax(dim=-1)
+        self.temperature = nn.Parameter(torch.tensor(2.0))
+        self.register_buffer("tri", torch.tril(torch.ones(8, 8, dtype=torch.bool)), persistent=False)
+        self.register_buffer("prefix", torch.tril(torch.ones(8, 8), diagonal=2).bool(), persistent=False)
+        self.register_buffer("add", torch.full((8, 8), float("-inf")).triu(1), persistent=False)
+        self.bias = nn.Parameter(torch.randn(8, 8))
+
+    def forward(self, q, k, v):
+        T = q.size(-2)
+{body}
+
+
+def get_init_inputs():
+    return []
+
+
+def get_inputs():
+    torch.manual_seed(1)
+    return [torch.randn(2, 3, 8, 4, requires_grad=True) for _ in range(3)]
+"""
+
+REWRITTEN = {
+    "textbook division": "return torch.softmax(q @ k.transpose(-2, -1) / math.sqrt(4), dim=-1) @ v",
+    "multiplied scale": "return ((q @ k.transpose(-2, -1)) * self.scale).softmax(-1) @ v",
+    "scale on the left": "return F.softmax(self.scale * (q @ k.transpose(-2, -1)), dim=-1) @ v",
+    "no scale": "return F.softmax(torch.matmul(q, k.transpose(2, 3)), dim=3).matmul(v)",
+    "query scaled before": "q = q / 2.0\nreturn F.softmax(q @ k.transpose(-1, -2), dim=-1) @ v",
+    "module softmax": "return self.softmax(q @ k.transpose(-2, -1) / 3.0) @ v",
+    "fp32 softmax": "return F.softmax((q @ k.transpose(-2, -1)).float(), dim=-1).to(q.dtype) @ v",
+    "dtype argument": "return F.softmax(q @ k.transpose(-2, -1), dim=-1, dtype=torch.float32).to(v.dtype) @ v",
+    "mask by where": 'w = torch.where(self.tri[:T, :T], q @ k.transpose(-2, -1) / 2, float("-inf"))\n'
+    "return w.softmax(-1) @ v",
+    "finite fill": "w = (q @ k.transpose(-2, -1) / 2).masked_fill(~self.tri, -1e9)\nreturn w.softmax(-1) @ v",
+    "additive causal": "w = q @ k.transpose(-2, -1) / 2 + self.add[:T, :T]\nreturn w.softmax(-1) @ v",
+    "in-place addition": "w = q @ k.transpose(-2, -1)\nw /= 2\nw += self.add\nw = w.softmax(-1)\nreturn w @ v",
+    "functional dropout": "w = F.dropout(torch.softmax(q @ k.mT, -1), p=self.p, training=self.training)\nreturn w @ v",
+    "semicolons": "s = q @ k.mT; s = s / 2.0; w = s.softmax(-1); y = w @ v\nreturn y",
+    "names reused": "x = q @ k.mT\nx = x * 0.5\nx = x.softmax(-1)\nx = x @ v\nx = x * 2\nreturn x",
+}
+
+LEFT_ALONE = {
+    "weights returned": ("w = (q @ k.mT).softmax(-1)\nreturn w @ v + 0 * w.sum()", "used elsewhere"),
+    "weights kept": ("w = (q @ k.mT).softmax(-1)\nself.last = w.detach()\nreturn w @ v", "used elsewhere"),
+    "scores kept": ("s = q @ k.mT\nself.last = s\nreturn s.softmax(-1) @ v", "used elsewhere|read again"),
+    "learned temperature": ("return (q @ k.mT / self.temperature).softmax(-1) @ v", "scaled by a tensor"),
+    "learned bias": ("return (q @ k.mT + self.bias).softmax(-1) @ v", "not a causal mask"),
+    "prefix mask": (
+        'return (q @ k.mT).masked_fill(~self.prefix, float("-inf")).softmax(-1) @ v',
+        "not the lower triangle",
+    ),
+    "inverted mask": ("return (q @ k.mT).masked_fill(self.tri, -1e9).softmax(-1) @ v", "not the lower triangle"),
+    "small fill": ("return (q @ k.mT).masked_fill(~self.tri, -1.0).softmax(-1) @ v", "does not remove"),
+    "mask from the batch": (
+        "m = torch.ones_like(q[0, 0, :, :1] @ k[0, 0, :, :1].mT).tril() > 0\n"
+        'return (q @ k.mT).masked_fill(~m, float("-inf")).softmax(-1) @ v',
+        "depends on the batch",
+    ),
+    "softmax over queries": ("return (q @ k.mT).softmax(-2) @ v", "over the keys"),
+    "soft cap": ("return (torch.tanh(q @ k.mT / 5.0) * 5.0).softmax(-1) @ v", "stands between"),
+    "mask after softmax": ("return ((q @ k.mT).softmax(-1) * self.tri) @ v", "stands between softmax"),
+    "probabilities on the right": ("return v.mT @ (q @ k.mT).softmax(-1)", "right operand"),
+    "integer factor of the mask": ("return (q @ k.mT * self.tri).softmax(-1) @ v", "scaled by a tensor"),
+    "shape read later": ("w = (q @ k.mT).softmax(-1)\ny = w @ v\nreturn y * w.shape[-1]", "read again"),
+}
+
+SILENT = {
+    "softmax alone": "return torch.softmax(q, -1) @ v.mT @ v",
+    "log softmax": "return torch.log_softmax(q @ k.mT, -1) @ v",
+    "router": "w = torch.softmax(q.mean(-2) * 2, -1)\nreturn q * w[..., None, :] + k * 0 + v * 0",
+}
+
+
+def results(body: str, folder: Path) -> tuple[list[Finding | Decline], str]:
+    text = HEAD.replace("{body}", textwrap.indent(body, " " * 8))
+    ctx, source = testing.context_of(RULE, text, step(10_000, nodes=0.5), folder)
+    found = list(RULE.match(ctx))
+    if len(found) == 1 and isinstance(found[0], Finding):
+        rewrite = RULE.rewrite(found[0], source)
+        assert isinstance(rewrite, Rewrite), rewrite
+        return found, build([rewrite], lambda _: source).sources["example.py"]
+    return found, text
+
+
+@pytest.mark.parametrize("name", REWRITTEN)
+def test_rewritten_and_the_same_function(name: str, tmp_path: Path) -> None:
+    text = HEAD.replace("{body}", textwrap.indent(REWRITTEN[name], " " * 8))
+    found, after = results(REWRITTEN[name], tmp_path)
+    assert [type(f) for f in found] == [Finding], found
+    assert "scaled_dot_product_attention(" in after
+    assert "softmax(" not in after.split("def forward")[1]
+    testing.check_same_function(text, after, RULE.tolerance, name)
+
+
+@pytest.mark.parametrize("name", LEFT_ALONE)
+def test_left_alone_with_the_reason(name: str, tmp_path: Path) -> None:
+    body, reason = LEFT_ALONE[name]
+    found, _ = results(body, tmp_path)
+    assert [type(f) for f in found] == [Decline], found
+    assert isinstance(found[0], Decline)
+    assert re.search(reason, found[0].reason), found[0].reason
+
+
+@pytest.mark.parametrize("name", SILENT)
+def test_no_attention_no_word(name: str, tmp_path: Path) -> None:
+    assert results(SILENT[name], tmp_path)[0] == []
