@@ -1,0 +1,1 @@
+"""Stage 7: prove that a rewrite computes the same and measure whether it is faster."""

@@ -1,0 +1,378 @@
+"""Find the combination of rewrites that is proved right and measured faster: greedy, with revert and ablation."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Protocol, TypeAlias
+
+from advisor.errors import AdvisorError
+from advisor.model import Baseline, Numerics, Outcome, Patch, Rewrite, Safety, Timing, Trial, Verdict
+from advisor.verify.numerics import inconclusive
+from advisor.verify.timing import FLOOR, MIN_QUADS, check_floor, judge
+
+LEAST_RACE_S = 5.0  # time left below which no further race is begun
+ALWAYS_ALLOWED = frozenset({Safety.EXACT})
+OUT_OF_TIME = "the time budget was used up"
+AS_FOUND = "as found"
+THE_PATCH = "the patch"
+
+Build: TypeAlias = Callable[[Sequence[Rewrite]], Patch]
+Judge: TypeAlias = Callable[[Timing], tuple[Outcome, tuple[str, ...]]]
+Report: TypeAlias = Callable[[str], None]
+
+
+class TrialFailed(AdvisorError):
+    """The rewritten script failed where the original does not; the trial is lost, the search goes on."""
+
+    exit_status = 3
+
+
+class Lab(Protocol):
+    """Where combinations are proved and measured. Errors of the original script are raised as they are."""
+
+    def prove(self, patch: Patch) -> Numerics:
+        """Compare the patched script with the original; a patched script that fails is a proof that failed."""
+
+    def race(self, kept: Patch, candidate: Patch, seconds: float) -> Timing:
+        """Time `candidate` against `kept` for at most about `seconds`; raises TrialFailed when the candidate fails."""
+
+    def baseline(self, label: str, variant: str, patch: Patch) -> Baseline:
+        """Measure a variant (as-found, tf32, compile) of a patched script; what cannot be measured has a reason."""
+
+    def seconds_left(self) -> float:
+        """What is left of the time budget."""
+
+
+VARIANTS = (  # label, variant, whether on top of the patch
+    (AS_FOUND, "as-found", False),
+    ("as found + TF32", "tf32", False),
+    ("as found + torch.compile", "compile", False),
+    (THE_PATCH, "as-found", True),
+    ("the patch + torch.compile", "compile", True),
+)
+
+
+def search(
+    rewrites: Sequence[Rewrite],
+    build: Build,
+    lab: Lab,
+    *,
+    allow: frozenset[Safety],
+    floor: float = FLOOR,
+    min_quads: int = MIN_QUADS,
+    physical_floor_us: float | None = None,
+    baselines: bool = True,
+    on_progress: Report = lambda text: None,
+) -> Verdict:
+    """Try `rewrites` in order, each on top of what is kept, and return the one verdict on the patch that is left.
+
+    `allow` names the safety levels that may be applied besides EXACT; SUGGEST is never tried. `floor` is the share of a
+    step below which a gain counts as none, `min_quads` the least number of quads behind a judgement, `physical_floor_us`
+    the step time below which the work cannot have been done. The time budget is the lab's; when it is used up the
+    verdict is about the best patch that was proved until then. Errors of the original script are raised.
+    """
+
+    def judge_timing(timing: Timing) -> tuple[Outcome, tuple[str, ...]]:
+        impossible = check_floor(min(timing.step_us), physical_floor_us or 0.0)
+        return (Outcome.WRONG, (impossible,)) if impossible else judge(timing, floor, min_quads)
+
+    hunt = _Search(rewrites, build, lab, allow, judge_timing, on_progress)
+    hunt.greedy()
+    hunt.ablate()
+    verdict = hunt.conclude()
+    if baselines:
+        verdict = replace(verdict, baselines=tuple(hunt.baselines(verdict)))
+    return verdict
+
+
+class _Search:
+    """The state of one search."""
+
+    def __init__(
+        self,
+        rewrites: Sequence[Rewrite],
+        build: Build,
+        lab: Lab,
+        allow: frozenset[Safety],
+        judge_timing: Judge,
+        say: Report,
+    ) -> None:
+        self.rewrites, self.build, self.lab = rewrites, build, lab
+        self.allowed = (allow | ALWAYS_ALLOWED) - {Safety.SUGGEST}
+        self.judge, self.say = judge_timing, say
+        self.kept: list[Rewrite] = []
+        self.rejected: dict[str, str] = {}
+        self.saved: dict[str, float] = {}
+        self.proofs: dict[tuple[str, ...], Numerics] = {}
+        self.timings: dict[str, Timing] = {}
+        self.trials: list[Trial] = []
+        self.tried: list[str] = []
+        self.unreliable: tuple[str, ...] = ()  # why the script cannot be judged at all
+
+    # --------------------------------------------------------------------------------------------------------- greedy
+
+    def greedy(self) -> None:
+        """Every allowed rewrite once, in the planned order."""
+        for number, rewrite in enumerate(self.rewrites):
+            if self.unreliable:
+                self.rejected[rewrite.id] = f"not tried: {self.unreliable[0]}"
+                continue
+            reason = self._obstacle(rewrite)
+            if reason is not None:
+                self.rejected[rewrite.id] = reason
+                continue
+            self._try(rewrite, len(self.rewrites) - number)
+
+    def _obstacle(self, rewrite: Rewrite) -> str | None:
+        """Why a rewrite is not even tried now."""
+        if rewrite.safety is Safety.SUGGEST:
+            return "a suggestion, never applied"
+        if rewrite.safety not in self.allowed:
+            return f"not tried: needs --allow {rewrite.safety.value}"
+        rival = next((other for other in self.kept if rewrite.group is not None and other.group == rewrite.group), None)
+        if rival is not None:
+            return f"excluded by {rival.id}, which is kept"
+        rules = {other.finding.rule for other in self.kept}
+        lacking = [name for name in rewrite.requires if name not in rules]
+        if lacking:
+            return f"not tried: needs {', '.join(lacking)}, which is not kept"
+        if self.lab.seconds_left() < LEAST_RACE_S:
+            return f"not tried: {OUT_OF_TIME}"
+        return None
+
+    def _try(self, rewrite: Rewrite, waiting: int) -> None:
+        """Prove, measure, then keep or revert. `waiting` is how many rewrites share the time that is left."""
+        combination = [*self.kept, rewrite]
+        patch, below = self.build(combination), self.build(self.kept)
+        skipped = next((reason for other, reason in patch.skipped if other.id == rewrite.id), None)
+        if skipped is not None:
+            self.rejected[rewrite.id] = f"cannot be applied: {skipped}"
+            return
+        self.tried.append(rewrite.id)
+        self.say(f"{rewrite.title}: comparing numbers")
+        numerics = self._prove(patch)
+        if not numerics.ok:
+            self._reject_numerics(rewrite, combination, numerics)
+            return
+        self.say(f"{rewrite.title}: timing")
+        share = self.lab.seconds_left() / (waiting + 1)
+        timing = self._race(below, patch, max(share, LEAST_RACE_S), rewrite, combination, numerics)
+        if timing is None:
+            return
+        outcome, reasons = self.judge(timing)
+        self._record(rewrite.id, combination, outcome, reasons, numerics, timing)
+        if outcome is Outcome.IMPROVED:
+            self.kept.append(rewrite)
+            self.saved[rewrite.id] = _saved_us(timing)
+            self.timings[rewrite.id] = timing
+            self.rejected.pop(rewrite.id, None)
+        else:
+            self.rejected[rewrite.id] = "; ".join(reasons) or outcome.value
+
+    def _prove(self, patch: Patch) -> Numerics:
+        key = _ids(patch.rewrites)
+        if key not in self.proofs:
+            self.proofs[key] = self.lab.prove(patch)
+        return self.proofs[key]
+
+    def _reject_numerics(self, rewrite: Rewrite, combination: list[Rewrite], numerics: Numerics) -> None:
+        outcome = Outcome.WRONG
+        if inconclusive(numerics):
+            outcome, self.unreliable = Outcome.INCONCLUSIVE, numerics.reasons
+        self._record(rewrite.id, combination, outcome, numerics.reasons, numerics, None)
+        self.rejected[rewrite.id] = "; ".join(numerics.reasons)
+
+    def _race(
+        self,
+        below: Patch,
+        patch: Patch,
+        seconds: float,
+        rewrite: Rewrite,
+        combination: list[Rewrite],
+        numerics: Numerics,
+    ) -> Timing | None:
+        """Time a candidate; a candidate that fails is recorded and gives None."""
+        try:
+            return self.lab.race(below, patch, seconds)
+        except TrialFailed as error:
+            self._record(rewrite.id, combination, Outcome.FAILED, (str(error),), numerics, None)
+            self.rejected[rewrite.id] = str(error)
+            return None
+
+    def _record(
+        self,
+        label: str,
+        combination: Sequence[Rewrite],
+        outcome: Outcome,
+        reasons: Sequence[str],
+        numerics: Numerics | None,
+        timing: Timing | None,
+        against: Sequence[Rewrite] | None = None,
+    ) -> None:
+        self.trials.append(
+            Trial(
+                label=label,
+                patch=_ids(combination),
+                against=_ids(self.kept if against is None else against),
+                outcome=outcome,
+                reasons=tuple(reasons),
+                numerics=numerics,
+                timing=timing,
+            )
+        )
+
+    # ------------------------------------------------------------------------------------------------------- ablation
+
+    def ablate(self) -> None:
+        """Drop each kept rewrite once; keep the drop if it wins, then retry what the dropped one had excluded.
+
+        The rewrite kept last needs no ablation: its own race was one.
+        """
+        for rewrite in list(self.kept[:-1]):
+            if self.lab.seconds_left() < self._reserve() + LEAST_RACE_S:
+                return
+            if rewrite in self.kept and not any(rewrite.finding.rule in other.requires for other in self.kept):
+                self._ablate_one(rewrite)
+
+    def _reserve(self) -> float:
+        """Time kept back for the final race: a fifth of what is left, at least the shortest race."""
+        return max(2 * LEAST_RACE_S, self.lab.seconds_left() / 5)
+
+    def _ablate_one(self, rewrite: Rewrite) -> None:
+        rest = [other for other in self.kept if other is not rewrite]
+        self.say(f"{rewrite.title}: measuring without it")
+        patch = self.build(rest)
+        try:
+            timing = self.lab.race(self.build(self.kept), patch, self.lab.seconds_left() / (len(self.kept) + 1))
+        except TrialFailed as error:
+            self._record(f"without {rewrite.id}", rest, Outcome.FAILED, (str(error),), None, None)
+            return
+        outcome, reasons = self.judge(timing)
+        numerics = self._prove(patch) if outcome is Outcome.IMPROVED else None
+        if numerics is not None and not numerics.ok:
+            outcome, reasons = Outcome.WRONG, numerics.reasons
+        self._record(f"without {rewrite.id}", rest, outcome, reasons, numerics, timing)
+        if outcome is not Outcome.IMPROVED:
+            return
+        self.kept = rest
+        self.saved.pop(rewrite.id)
+        self.timings.pop(rewrite.id)
+        self.rejected[rewrite.id] = f"the other rewrites are faster without it, {timing.speedup:.3f}x"
+        self._retry(rewrite)
+
+    def _retry(self, dropped: Rewrite) -> None:
+        """Try again what only the dropped rewrite's exclusive group kept out."""
+        for rewrite in self.rewrites:
+            waits = rewrite.id in self.rejected and rewrite is not dropped and rewrite.group is not None
+            if waits and rewrite.group == dropped.group and self._obstacle(rewrite) is None:
+                self._try(rewrite, 1)
+
+    # ----------------------------------------------------------------------------------------------------- conclusion
+
+    def conclude(self) -> Verdict:
+        """The proof and the race of the whole patch against the script as found, and the verdict they support."""
+        if not self.kept:
+            return self._nothing_kept()
+        patch = self.build(self.kept)
+        numerics = self._prove(patch)
+        timing = self._final_timing(patch)
+        if not numerics.ok:
+            outcome, reasons = Outcome.WRONG, numerics.reasons
+        elif timing is None:
+            outcome, reasons = (
+                Outcome.INCONCLUSIVE,
+                (f"{OUT_OF_TIME} before the whole patch was measured against the script as found",),
+            )
+        else:
+            outcome, reasons = self.judge(timing)
+        return self._verdict(outcome, reasons, timing, numerics)
+
+    def _final_timing(self, patch: Patch) -> Timing | None:
+        """A new race, unless a single rewrite was tried and its own race is the same one; None when time is up."""
+        if len(self.tried) == 1:
+            return self.timings[self.kept[0].id]
+        if self.lab.seconds_left() < LEAST_RACE_S:
+            return None
+        self.say("the whole patch: timing against the script as found")
+        nothing = self.build(())
+        try:
+            timing = self.lab.race(nothing, patch, self.lab.seconds_left())
+        except TrialFailed as error:
+            self._record("the whole patch", self.kept, Outcome.FAILED, (str(error),), None, None, ())
+            return None
+        outcome, reasons = self.judge(timing)
+        self._record("the whole patch", self.kept, outcome, reasons, None, timing, ())
+        return timing
+
+    def _nothing_kept(self) -> Verdict:
+        """Nothing is left: say the least that the trials allow."""
+        found = [trial.outcome for trial in self.trials]
+        if not found:
+            late = any(reason.endswith(OUT_OF_TIME) for reason in self.rejected.values())
+            outcome = Outcome.INCONCLUSIVE if late else Outcome.NEUTRAL
+            reason = f"{OUT_OF_TIME} before a rewrite was tried" if late else "no rewrite was tried"
+            return self._verdict(outcome, (reason,), None, None)
+        order = (Outcome.INCONCLUSIVE, Outcome.NEUTRAL, Outcome.REGRESSED, Outcome.WRONG, Outcome.FAILED)
+        outcome = next(candidate for candidate in order if candidate in found)
+        telling = [trial for trial in self.trials if trial.outcome is outcome]
+        reasons = tuple(dict.fromkeys(reason for trial in telling for reason in trial.reasons))
+        only = telling[0] if len(self.trials) == 1 else None
+        return self._verdict(outcome, reasons, only.timing if only else None, only.numerics if only else None)
+
+    def _verdict(
+        self, outcome: Outcome, reasons: Sequence[str], timing: Timing | None, numerics: Numerics | None
+    ) -> Verdict:
+        return Verdict(
+            outcome=outcome,
+            reasons=tuple(reasons),
+            kept=_ids(self.kept),
+            rejected=dict(self.rejected),
+            saved_us=dict(self.saved),
+            timing=timing,
+            numerics=numerics,
+            trials=tuple(self.trials),
+        )
+
+    # ------------------------------------------------------------------------------------------------------ baselines
+
+    def baselines(self, verdict: Verdict) -> list[Baseline]:
+        """What one line would have bought, as far as time allows; the final race already holds two of the rows."""
+        rows: list[Baseline] = []
+        found_us: float | None = None
+        patch, nothing = self.build(self.kept), self.build(())
+        for label, variant, patched in VARIANTS:
+            if patched and not self.kept:
+                continue
+            row = self._measured(label, verdict)
+            if row is None and self.lab.seconds_left() < LEAST_RACE_S:
+                row = Baseline(label=label, step_us=None, speedup=None, reason=f"not measured: {OUT_OF_TIME}")
+            elif row is None:
+                self.say(f"baseline: {label}")
+                row = self.lab.baseline(label, variant, patch if patched else nothing)
+            if label == AS_FOUND:
+                found_us = row.step_us
+            if row.step_us is not None and row.speedup is None and found_us is not None:
+                row = replace(row, speedup=found_us / row.step_us)
+            rows.append(row)
+        return rows
+
+    def _measured(self, label: str, verdict: Verdict) -> Baseline | None:
+        if verdict.timing is None or not self.kept:
+            return None
+        if label == AS_FOUND:
+            return Baseline(label=label, step_us=statistics.median(verdict.timing.base_step_us), speedup=1.0)
+        if label == THE_PATCH:
+            step_us = statistics.median(verdict.timing.step_us)
+            return Baseline(label=label, step_us=step_us, speedup=verdict.timing.speedup)
+        return None
+
+
+def _ids(rewrites: Sequence[Rewrite]) -> tuple[str, ...]:
+    return tuple(rewrite.id for rewrite in rewrites)
+
+
+def _saved_us(timing: Timing) -> float:
+    """Mean step time before minus after, in microseconds."""
+    return statistics.fmean(timing.base_step_us) - statistics.fmean(timing.step_us)

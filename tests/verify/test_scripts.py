@@ -1,0 +1,99 @@
+"""Scripts that cannot be judged, and right rewrites of scripts in other precisions."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from conftest import MakeBench
+from verify_bench import FUSED, NOTHING, QUICK, SCORES, SCRIPT, edited
+
+from advisor.errors import NoStepsError, ScriptError, ScriptTimeout
+from advisor.model import Safety
+from advisor.verify.numerics import NOT_REPRODUCIBLE, inconclusive
+
+SEED = "torch.manual_seed(3)\n"
+STEP = "        optimizer.step()\n"
+
+
+def test_another_seed_each_run_is_inconclusive(make_bench: MakeBench) -> None:
+    bench = make_bench(edited((SEED, "import os\ntorch.manual_seed(os.getpid())\n")))
+    found = bench.prove((SCORES, FUSED))
+    assert inconclusive(found)
+    assert found.reasons[0].startswith(f"{NOT_REPRODUCIBLE}: two runs of the original have different parameters")
+
+
+def test_another_order_each_run_is_inconclusive(make_bench: MakeBench) -> None:
+    text = edited(
+        ("data = torch", "import os\ndata = torch"), ("step = 0\n", "step = 0\ntorch.manual_seed(os.getpid())\n")
+    )
+    found = make_bench(text).prove((SCORES, FUSED))
+    assert inconclusive(found)
+    assert found.reasons == (f"{NOT_REPRODUCIBLE}: two runs of the original have different batches (batch 0)",)
+
+
+def test_a_script_that_ends_early_is_compared_as_far_as_it_goes(make_bench: MakeBench) -> None:
+    found = make_bench(SCRIPT, "--steps", "3").prove((SCORES, FUSED))
+    assert found.ok, found.reasons
+    assert len(found.losses) == 3
+
+
+def test_a_script_without_steps(make_bench: MakeBench) -> None:
+    with pytest.raises(NoStepsError, match="without an optimizer step"):
+        make_bench(SCRIPT, "--steps", "0").lab.prove(NOTHING)
+
+
+def test_a_script_that_hangs_is_stopped(make_bench: MakeBench) -> None:
+    text = edited((STEP, STEP + "        import time\n        time.sleep(600 if step == 2 else 0)\n"))
+    settings = dataclasses.replace(QUICK, step_timeout_s=12.0)
+    with pytest.raises(ScriptTimeout, match="did not reach its next step within 12 s"):
+        make_bench(text, settings=settings).lab.prove(NOTHING)
+
+
+def test_a_failing_script_shows_its_own_traceback(make_bench: MakeBench) -> None:
+    bench = make_bench(edited((STEP, STEP + "        assert step < 2, 'bad batch'\n")))
+    with pytest.raises(ScriptError, match="the script raised AssertionError: bad batch") as caught:
+        bench.lab.prove(NOTHING)
+    detail = caught.value.detail or ""
+    assert "assert step < 2" in detail
+    assert str(bench.script) in detail
+    assert "advisor/capture" not in detail
+    assert "advisor/verify" not in detail
+
+
+def test_standard_input_is_empty(make_bench: MakeBench) -> None:
+    bench = make_bench(edited((SEED, SEED + "input('continue? ')\n")))
+    with pytest.raises(ScriptError, match="reads standard input, which it does not have here"):
+        bench.lab.prove(NOTHING)
+
+
+def test_right_and_wrong_under_autocast(make_bench: MakeBench) -> None:
+    bench = make_bench(SCRIPT, "--bf16")
+    right = bench.prove((SCORES, FUSED))
+    assert right.ok, right.reasons
+    assert right.reference == "float32"
+    wrong = bench.prove((SCORES, FUSED.replace("is_causal", "scale=c**-0.5, is_causal")))
+    assert any(reason.startswith("gradient of") for reason in wrong.reasons), wrong.reasons
+
+
+def test_without_dropout(make_bench: MakeBench) -> None:
+    """A rewrite must declare lower precision; the key bias of attention, zero in exact maths, is noise in every arm."""
+    bench = make_bench(SCRIPT, "--dropout", "0")
+    found = bench.prove((SCORES, FUSED))
+    assert found.ok, found.reasons
+    autocast = ("enabled=args.bf16", "enabled=True")
+    found = bench.prove(autocast)
+    assert found.reasons == ("computes in bfloat16 where the original computes in float32",)
+    declared = bench.prove(autocast, safety=Safety.PRECISION)
+    assert declared.ok, declared.reasons
+
+
+def test_sketches_find_what_whole_tensors_find(make_bench: MakeBench) -> None:
+    bench = make_bench(SCRIPT, settings=dataclasses.replace(QUICK, full_limit=0))
+    right = bench.prove((SCORES, FUSED))
+    assert right.ok, right.reasons
+    assert any("count sketch" in note for note in right.notes)
+    wrong = bench.prove(("lr=1e-3", "lr=1.1e-3"))
+    assert any(reason.startswith("update of") for reason in wrong.reasons), wrong.reasons
+    wrong = bench.prove((SCORES, FUSED.replace("is_causal", "scale=c**-0.5, is_causal")))
+    assert any(reason.startswith("gradient of") for reason in wrong.reasons), wrong.reasons

@@ -1,0 +1,241 @@
+"""The search over combinations, with a mock laboratory that knows what every combination costs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+from verify_bench import rewrite
+
+from advisor.model import Baseline, Numerics, Outcome, Patch, Rewrite, Safety, Timing, Verdict
+from advisor.verify.numerics import NOT_REPRODUCIBLE
+from advisor.verify.search import OUT_OF_TIME, TrialFailed, search
+
+ALLOWED = frozenset({Safety.NUMERICS, Safety.PRECISION})
+Cost = Callable[[frozenset[str]], float]
+
+
+def names(patch: Patch) -> frozenset[str]:
+    return frozenset(item.finding.rule for item in patch.rewrites)
+
+
+class MockLab:
+    """No script is run: step times come from `cost`, proofs fail for combinations in `wrong`, clocks tick by count."""
+
+    def __init__(
+        self,
+        cost: Cost,
+        *,
+        wrong: Iterable[frozenset[str]] = (),
+        crashes: Iterable[str] = (),
+        reason: str = "gradient of w is off by 1",
+        seconds: float = math.inf,
+        race_s: float = 10.0,
+    ) -> None:
+        self.cost, self.wrong, self.crashes, self.reason = cost, set(wrong), set(crashes), reason
+        self.left, self.race_s = seconds, race_s
+        self.log: list[str] = []
+
+    def prove(self, patch: Patch) -> Numerics:
+        self.log.append("prove " + "+".join(sorted(names(patch))))
+        bad = any(part <= names(patch) for part in self.wrong)
+        return Numerics(ok=not bad, reference="float64", compared=1, reasons=(self.reason,) if bad else ())
+
+    def race(self, kept: Patch, candidate: Patch, seconds: float) -> Timing:
+        assert seconds > 0
+        before, after = names(kept), names(candidate)
+        self.log.append(f"race {'+'.join(sorted(before))} > {'+'.join(sorted(after))}")
+        self.left -= self.race_s
+        if self.crashes & after:
+            raise TrialFailed("the rewritten script fails: out of memory")
+        old, new = self.cost(before), self.cost(after)
+        ratio = old / new
+        return Timing(
+            speedup=ratio,
+            interval=(ratio * 0.999, ratio * 1.001),
+            confidence=0.95,
+            quads=8,
+            noise=0.002,
+            base_step_us=(old,) * 16,
+            step_us=(new,) * 16,
+        )
+
+    def baseline(self, label: str, variant: str, patch: Patch) -> Baseline:
+        self.log.append(f"baseline {label}")
+        self.left -= self.race_s
+        return Baseline(label=label, step_us=self.cost(names(patch)) * 0.9, speedup=None)
+
+    def seconds_left(self) -> float:
+        return max(0.0, self.left)
+
+
+def gains(**saved: float) -> Cost:
+    """A step of 1000 us from which every rewrite takes its own share."""
+    return lambda rules: 1000.0 - sum(saved.get(rule, 0.0) for rule in rules)
+
+
+def build(rewrites: Sequence[Rewrite]) -> Patch:
+    return Patch(base={}, rewrites=tuple(rewrites), diff="", sources={})
+
+
+def hunt(lab: MockLab, *rewrites: Rewrite, baselines: bool = False) -> Verdict:
+    return search(rewrites, build, lab, allow=ALLOWED, baselines=baselines)
+
+
+def rules(verdict: Verdict) -> list[str]:
+    return [name.split("@")[0] for name in verdict.kept]
+
+
+def test_each_rewrite_is_measured_on_top_of_what_is_kept() -> None:
+    lab = MockLab(gains(a=100, b=-50, c=200))
+    verdict = hunt(lab, rewrite("a"), rewrite("b"), rewrite("c"))
+    assert verdict.outcome is Outcome.IMPROVED
+    assert rules(verdict) == ["a", "c"]
+    races = [line for line in lab.log if line.startswith("race")]
+    assert races == ["race  > a", "race a > a+b", "race a > a+c", "race a+c > c", "race  > a+c"]
+    assert verdict.saved_us == {"a@train.py:1": 100.0, "c@train.py:1": 200.0}
+    assert verdict.timing is not None
+    assert verdict.timing.speedup == 1000 / 700
+    assert "all below" in verdict.rejected["b@train.py:1"]
+    assert [trial.outcome.value for trial in verdict.trials] == [
+        *("improved", "regressed", "improved", "regressed", "improved")
+    ]
+
+
+def test_numbers_come_first_and_decide() -> None:
+    lab = MockLab(gains(a=500, b=100), wrong=[frozenset("a")])
+    verdict = hunt(lab, rewrite("a"), rewrite("b"))
+    assert lab.log[:2] == ["prove a", "prove b"]
+    assert rules(verdict) == ["b"]
+    assert verdict.rejected == {"a@train.py:1": "gradient of w is off by 1"}
+    assert [line for line in lab.log if line.startswith("race")] == ["race  > b", "race  > b"]
+
+
+def test_a_combination_that_is_wrong_together_is_reverted() -> None:
+    verdict = hunt(MockLab(gains(a=100, b=100), wrong=[frozenset("ab")]), rewrite("a"), rewrite("b"))
+    assert rules(verdict) == ["a"]
+    assert verdict.trials[1].outcome is Outcome.WRONG
+    assert verdict.trials[1].against == ("a@train.py:1",)
+
+
+def test_a_single_rewrite_is_measured_once() -> None:
+    lab = MockLab(gains(a=100))
+    verdict = hunt(lab, rewrite("a"))
+    assert lab.log == ["prove a", "race  > a"]
+    assert verdict.outcome is Outcome.IMPROVED
+    assert verdict.timing is verdict.trials[0].timing
+
+
+def test_ablation_drops_what_no_longer_pays() -> None:
+    def cost(found: frozenset[str]) -> float:
+        return 1000.0 - 100 * ("a" in found) - 300 * ("b" in found) + 250 * ({"a", "b"} <= found)
+
+    def helped(found: frozenset[str]) -> float:
+        return cost(found) if found != {"a", "b"} else 800.0
+
+    verdict = hunt(MockLab(helped), rewrite("a"), rewrite("b"))
+    assert rules(verdict) == ["b"]
+    assert verdict.rejected["a@train.py:1"] == "the other rewrites are faster without it, 1.143x"
+    assert verdict.saved_us.keys() == {"b@train.py:1"}
+
+
+def test_a_faster_ablation_that_is_wrong_is_not_taken() -> None:
+    def cost(found: frozenset[str]) -> float:
+        return {frozenset(): 1000.0, frozenset("a"): 900.0, frozenset("ab"): 800.0}.get(found, 700.0)
+
+    verdict = hunt(MockLab(cost, wrong=[]), rewrite("a"), rewrite("b"))
+    assert rules(verdict) == ["b"]
+    lab = MockLab(cost)
+    lab.prove = lambda patch: Numerics(  # type: ignore[method-assign]
+        ok=names(patch) != {"b"}, reference="float64", compared=1, reasons=("alone it is wrong",)
+    )
+    verdict = hunt(lab, rewrite("a"), rewrite("b"))
+    assert rules(verdict) == ["a", "b"]
+    assert [trial.outcome for trial in verdict.trials if trial.label.startswith("without")] == [Outcome.WRONG]
+
+
+def test_exclusive_groups_hold_one_and_the_other_is_retried() -> None:
+    def cost(found: frozenset[str]) -> float:
+        slow = 150 * ({"a", "c"} <= found)
+        return 1000.0 - 100 * ("a" in found) - 200 * ("b" in found) - 200 * ("c" in found) + slow
+
+    lab = MockLab(cost)
+    verdict = hunt(lab, rewrite("a", group="g"), rewrite("b", group="g"), rewrite("c"))
+    assert rules(verdict) == ["c", "b"]
+    assert not any({"a", "b"} <= set(line.split("> ")[-1].split("+")) for line in lab.log)
+    kept = hunt(MockLab(gains(a=100, b=300)), rewrite("a", group="g"), rewrite("b", group="g"))
+    assert kept.rejected == {"b@train.py:1": "excluded by a@train.py:1, which is kept"}
+
+
+def test_prerequisites_must_be_kept() -> None:
+    lab = MockLab(gains(a=-10, b=100))
+    verdict = hunt(lab, rewrite("a"), rewrite("b", requires=("a",)))
+    assert rules(verdict) == []
+    assert verdict.rejected["b@train.py:1"] == "not tried: needs a, which is not kept"
+    verdict = hunt(MockLab(gains(a=50, b=100)), rewrite("a"), rewrite("b", requires=("a",)))
+    assert rules(verdict) == ["a", "b"]
+
+
+def test_only_allowed_levels_are_tried() -> None:
+    lab = MockLab(gains(a=100, b=100, c=100))
+    levels = (Safety.SUGGEST, Safety.SEMANTICS, Safety.EXACT)
+    verdict = hunt(lab, *(rewrite(name, safety=level) for name, level in zip("abc", levels, strict=True)))
+    assert rules(verdict) == ["c"]
+    assert verdict.rejected["a@train.py:1"] == "a suggestion, never applied"
+    assert verdict.rejected["b@train.py:1"] == "not tried: needs --allow semantics"
+
+
+def test_a_used_up_budget_ends_with_what_is_proved() -> None:
+    lab = MockLab(gains(a=100, b=100, c=100), seconds=25, race_s=12)
+    verdict = hunt(lab, rewrite("a"), rewrite("b"), rewrite("c"), baselines=True)
+    assert rules(verdict) == ["a", "b"]
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+    assert verdict.reasons == (f"{OUT_OF_TIME} before the whole patch was measured against the script as found",)
+    assert verdict.rejected == {"c@train.py:1": f"not tried: {OUT_OF_TIME}"}
+    assert {row.reason for row in verdict.baselines} == {f"not measured: {OUT_OF_TIME}"}
+
+
+def test_no_time_at_all_proves_nothing() -> None:
+    verdict = hunt(MockLab(gains(a=100), seconds=0), rewrite("a"))
+    assert (verdict.outcome, verdict.kept, verdict.timing) == (Outcome.INCONCLUSIVE, (), None)
+
+
+def test_a_crash_loses_the_trial_only() -> None:
+    verdict = hunt(MockLab(gains(a=100, b=50), crashes=["a"]), rewrite("a"), rewrite("b"))
+    assert rules(verdict) == ["b"]
+    assert verdict.trials[0].outcome is Outcome.FAILED
+    assert verdict.rejected["a@train.py:1"] == "the rewritten script fails: out of memory"
+
+
+def test_an_unreproducible_script_ends_the_search() -> None:
+    reason = f"{NOT_REPRODUCIBLE}: two runs of the original have different batches (batch 0)"
+    lab = MockLab(gains(a=100, b=50), wrong=[frozenset("a")], reason=reason)
+    verdict = hunt(lab, rewrite("a"), rewrite("b"))
+    assert (verdict.outcome, verdict.reasons) == (Outcome.INCONCLUSIVE, (reason,))
+    assert lab.log == ["prove a"]
+
+
+def test_nothing_to_try_is_neutral() -> None:
+    verdict = hunt(MockLab(gains()))
+    assert (verdict.outcome, verdict.reasons, verdict.kept) == (Outcome.NEUTRAL, ("no rewrite was tried",), ())
+
+
+def test_a_slower_rewrite_is_the_verdict_when_it_was_the_only_one() -> None:
+    verdict = hunt(MockLab(gains(a=-100)), rewrite("a"))
+    assert verdict.outcome is Outcome.REGRESSED
+    assert verdict.timing is not None
+    assert verdict.kept == ()
+
+
+def test_baselines_use_the_final_race_where_it_has_the_figure() -> None:
+    lab = MockLab(gains(a=200, b=100))
+    verdict = hunt(lab, rewrite("a"), rewrite("b"), baselines=True)
+    rows = {row.label: (row.step_us, row.speedup) for row in verdict.baselines}
+    assert rows == {
+        "as found": (1000.0, 1.0),
+        "as found + TF32": (900.0, 1000 / 900),
+        "as found + torch.compile": (900.0, 1000 / 900),
+        "the patch": (700.0, 1000 / 700),
+        "the patch + torch.compile": (630.0, 1000 / 630),
+    }
+    assert "baseline as found" not in lab.log
