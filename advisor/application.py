@@ -1,0 +1,68 @@
+"""`advisor apply`: put the proven patch of a run into the user's tree, and nothing else."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from advisor.codemod import apply
+from advisor.errors import ArtifactError, DirtyTreeError, OutputError, UsageError
+from advisor.machine import git
+from advisor.model import Span
+from advisor.redact import Redactor
+from advisor.rundir import RunDir, request_of
+from advisor.source import Source
+
+
+def apply_run(folder: Path, *, allow_dirty: bool = False) -> list[str]:
+    """Apply the edits of a run; returns the changed paths, relative to the project root.
+
+    Raises UsageError when the run proved nothing, DirtyTreeError when the tree has uncommitted changes, ArtifactError
+    when a file is not the one the patch was proved on. Nothing is changed unless everything can be.
+    """
+    run = RunDir(folder, Redactor.of_machine())
+    request = request_of(run)
+    if not run.has("patch.json"):
+        raise UsageError(f"run {run.id} was interrupted: go on with `advisor optimize --resume {run.id}`")
+    stored = run.read_json("patch.json")
+    if not stored["edits"]:
+        raise UsageError(f"run {run.id} has no proven patch: its outcome is {run.read_json('report.json')['outcome']}")
+    root = (run.path / str(request["root"])).resolve()
+    texts = {path: _patched(root, path, digest, stored["edits"], run.id) for path, digest in stored["base"].items()}
+    if not allow_dirty:
+        _check_clean(root)
+    for path, text in texts.items():
+        _write(root / path, text)
+    return sorted(texts)
+
+
+def _patched(root: Path, path: str, digest: str, edits: list[list[Any]], run: str) -> str:
+    """The text of one file with its edits, checked against the text they were proved on."""
+    source = Source.read(root, path)
+    if source.sha256 != digest:
+        raise ArtifactError(f"{path} has changed since run {run}: run `advisor optimize` on it again")
+    return apply(source, [(Span(**span), text) for span, text in edits if span["path"] == path])
+
+
+def _check_clean(root: Path) -> None:
+    changed = git(root, "status", "--porcelain", "--untracked-files=no")
+    if changed is None:
+        raise DirtyTreeError(
+            "this is no git work tree, so the patch could not be taken back: commit first, or --allow-dirty"
+        )
+    if changed.strip():
+        first = changed.splitlines()[0][3:]
+        raise DirtyTreeError(f"the work tree has uncommitted changes ({first}): commit or stash them, or --allow-dirty")
+
+
+def _write(path: Path, text: str) -> None:
+    """Replace a file in one step, keeping its mode."""
+    beside = path.with_name(f".{path.name}.advisor")
+    try:
+        beside.write_text(text, encoding="utf-8", newline="")
+        beside.chmod(path.stat().st_mode & 0o7777)
+        os.replace(beside, path)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise OutputError(f"cannot write {path.name}: {error.strerror}") from error

@@ -1,0 +1,230 @@
+"""The command line: arguments in, exit status out; the work is elsewhere and imported when it is needed."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+import advisor
+from advisor.errors import AdvisorError, UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+INTERRUPTED = 130
+NOT_CONFIRMED = 1
+
+
+class _Group(click.Group):
+    """Turns our errors into one message and their exit status; anything else is a bug and keeps its traceback."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except AdvisorError as error:
+            show_error(error)
+            ctx.exit(error.exit_status)
+
+
+def show_error(error: AdvisorError) -> None:
+    """Print an error on standard error: its detail (a traceback of the script, say) first, the message last."""
+    if error.detail:
+        click.echo(error.detail.rstrip(), err=True)
+    click.echo(f"error: {error}", err=True)
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(advisor.__version__, prog_name="advisor")
+def cli() -> None:
+    """Find where a PyTorch training script loses time, rewrite it there, and prove the rewrite."""
+
+
+@cli.command(context_settings={"ignore_unknown_options": False})
+@click.argument("script", required=False, type=click.Path(path_type=Path))
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.option(
+    "--entry",
+    metavar="MODULE:FUNCTION",
+    help="For a model without a loop: a function returning (model, batch[, loss]).",
+)
+@click.option("--time", "time_s", type=float, metavar="SECONDS", help="Budget of the search for the best patch.")
+@click.option("--steps", type=int, help="Steps timed before profiling.")
+@click.option("--allow", multiple=True, metavar="LEVEL", help="Safety levels to apply: numerics, precision, semantics.")
+@click.option("--worth", type=float, metavar="SHARE", help="Share of a step below which every rule stays silent.")
+@click.option("--rules", "rules_folder", type=click.Path(path_type=Path), help="A folder with rules of your own.")
+@click.option("--select", multiple=True, metavar="RULE", help="Only these rules.")
+@click.option("--ignore", multiple=True, metavar="RULE", help="Not these rules.")
+@click.option("--peak-flops", type=float, metavar="FLOP/S", help="Dense peak of a device the table does not know.")
+@click.option("--out", type=click.Path(path_type=Path), help="Where runs are kept (default: .advisor/runs).")
+@click.option("--python", metavar="PATH", help="Interpreter that runs the script.")
+@click.option("--seed", type=int, help="Seed set before the script starts.")
+@click.option("--baselines/--no-baselines", default=None, help="Measure what one line would have bought as well.")
+@click.option("--resume", metavar="RUN", help="Go on with an interrupted run.")
+@click.option("--apply", "apply_patch", is_flag=True, help="Apply the patch when it is proven.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON on standard output.")
+@click.option("--quiet", "-q", is_flag=True, help="No progress lines.")
+def optimize(
+    script: Path | None,
+    arguments: tuple[str, ...],
+    resume: str | None,
+    apply_patch: bool,
+    as_json: bool,
+    quiet: bool,
+    out: Path | None,
+    entry: str | None,
+    **options: Any,
+) -> None:
+    """Profile SCRIPT, rewrite it where that pays, prove the rewrite, report. Its own ARGUMENTS follow `--`."""
+    from rich.console import Console
+
+    from advisor.config import load_config, merge
+    from advisor.pipeline import Request, optimize
+    from advisor.progress import Progress
+
+    if script is None and resume is None:
+        raise UsageError("name the training script: advisor optimize SCRIPT [-- ARGUMENTS]")
+    options["rules_folder"] = str(options["rules_folder"]) if options["rules_folder"] else None
+    for name in ("allow", "select", "ignore"):
+        options[name] = options[name] or None
+    config = merge(load_config(Path.cwd()), **options)
+    if out is None and config.out is not None:
+        out = Path(config.out)
+    progress = Progress(Console(stderr=True), quiet=quiet)
+    request = Request(script=script, arguments=arguments, entry=entry, config=config, out=out, resume=resume)
+    try:
+        result = optimize(request, progress)
+    except KeyboardInterrupt:
+        _interrupted(progress.current, request.run_id)
+        raise SystemExit(INTERRUPTED) from None
+    _show(result.report, result.folder, as_json)
+    if apply_patch and result.report.outcome == "improved":
+        _apply(result.folder, allow_dirty=False)
+    for error in result.errors:
+        show_error(error)
+    if result.errors:
+        raise SystemExit(result.errors[0].exit_status)
+    raise SystemExit(0 if result.report.outcome == "improved" else NOT_CONFIRMED)
+
+
+def _interrupted(stage: str | None, run: str | None) -> None:
+    where = f" in {stage}" if stage else ""
+    hint = f": go on with `advisor optimize --resume {run}`" if run else ""
+    click.echo(f"\ninterrupted{where}{hint}", err=True)
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console(highlight=False)
+
+
+def _show(report: Any, folder: Path, as_json: bool) -> None:
+    from advisor.reports.jsonform import render_json
+    from advisor.reports.terminal import render_terminal
+
+    if as_json:
+        click.echo(render_json(report))
+    else:
+        render_terminal(report, _console(), folder=str(folder))
+
+
+@cli.command()
+@click.argument("run", required=False)
+@click.option("--out", type=click.Path(path_type=Path), help="Where runs are kept.")
+@click.option("--allow-dirty", is_flag=True, help="Apply although the work tree has uncommitted changes.")
+def apply(run: str | None, out: Path | None, allow_dirty: bool) -> None:
+    """Apply the proven patch of RUN (default: the latest) to the work tree."""
+    from advisor.redact import Redactor
+    from advisor.rundir import find
+
+    _apply(find(run, out, Redactor.of_machine()).path, allow_dirty)
+
+
+def _apply(folder: Path, allow_dirty: bool) -> None:
+    from advisor.application import apply_run
+
+    for path in apply_run(folder, allow_dirty=allow_dirty):
+        click.echo(f"changed {path}")
+
+
+@cli.command()
+@click.argument("run", required=False)
+@click.option("--out", type=click.Path(path_type=Path), help="Where runs are kept.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@click.option("--html", is_flag=True, help="Write report.html again and print its path.")
+def report(run: str | None, out: Path | None, as_json: bool, html: bool) -> None:
+    """Show the report of RUN (default: the latest) again."""
+    from advisor.redact import Redactor
+    from advisor.reports.html import render_html
+    from advisor.reports.jsonform import from_document
+    from advisor.rundir import find
+
+    found = find(run, out, Redactor.of_machine())
+    document = from_document(found.read_json("report.json"))
+    if html:
+        found.write("report.html", render_html(document))
+        click.echo(found.path / "report.html")
+    else:
+        _show(document, found.path, as_json)
+
+
+@cli.command("rules")
+@click.option("--rules", "rules_folder", type=click.Path(path_type=Path), help="A folder with rules of your own.")
+def list_rules(rules_folder: Path | None) -> None:
+    """List every rule: id, what it may change, first line of its page."""
+    from advisor.registry import load
+
+    loaded, errors = load(rules_folder)
+    width = max(len(name) for name in loaded)
+    for name, item in loaded.items():
+        click.echo(f"{name:<{width}}  {item.rule.safety.value:<10} {item.title}")
+    for error in errors:
+        show_error(error)
+    if errors:
+        raise SystemExit(errors[0].exit_status)
+
+
+@cli.command()
+@click.argument("rule")
+@click.option("--rules", "rules_folder", type=click.Path(path_type=Path), help="A folder with rules of your own.")
+def explain(rule: str, rules_folder: Path | None) -> None:
+    """Show the page of RULE: what it does, why it costs, when not to, its examples."""
+    import difflib
+
+    from advisor.registry import load
+
+    loaded, _ = load(rules_folder)
+    item = loaded.get(rule)
+    if item is None:
+        near = difflib.get_close_matches(rule, loaded, 1)
+        hint = f": did you mean {near[0]}?" if near else ": `advisor rules` lists them"
+        raise UsageError(f"there is no rule {rule}{hint}")
+    click.echo(f"# {item.rule.id}\n\n{item.page}\n\n## Examples")
+    for example in item.rule.examples:
+        click.echo(f"\nbefore:\n\n{_indented(example.before)}")
+        after = f"after:\n\n{_indented(example.after)}" if example.after else f"left alone: {example.because}"
+        click.echo(f"\n{after}")
+
+
+def _indented(text: str) -> str:
+    return "".join(f"    {line}\n" for line in text.splitlines())
+
+
+def main() -> None:
+    """Entry point of the command."""
+    try:
+        cli.main(prog_name="advisor", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        raise SystemExit(error.exit_code) from None
+    except click.exceptions.Exit as leaving:
+        raise SystemExit(leaving.exit_code) from None
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("interrupted", err=True)
+        raise SystemExit(INTERRUPTED) from None
+    except BrokenPipeError:  # the reader of our output has gone, as `| head` does
+        sys.stderr.close()
+        raise SystemExit(0) from None

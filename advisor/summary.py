@@ -1,0 +1,210 @@
+"""Stage 8, first half: turn what the other stages found into the one Report the renderers see."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from advisor.analyze import after
+from advisor.errors import RuleError
+from advisor.model import (
+    Decline,
+    Finding,
+    Outcome,
+    Patch,
+    Profile,
+    Report,
+    ReportedFinding,
+    Rewrite,
+    Utilisation,
+    Verdict,
+)
+from advisor.plan import Plan
+
+SCHEMA = 1
+MOST_REGIONS = 24
+
+
+@dataclass(frozen=True, kw_only=True)
+class Results:
+    """Everything a run produced."""
+
+    run: str
+    script: str
+    profile: Profile
+    declines: tuple[Decline, ...]
+    plan: Plan
+    patch: Patch
+    diffs: Mapping[str, str]  # id of a rewrite -> its own diff
+    verdict: Verdict
+    safety: Mapping[str, str]  # rule id -> safety level
+    seconds: Mapping[str, float]
+    errors: Sequence[RuleError] = ()
+
+
+def report_of(results: Results) -> Report:
+    """The report; what is not known is None."""
+    profile, verdict = results.profile, results.verdict
+    timing = verdict.timing
+    before_us = median_of(timing.base_step_us) if timing else profile.median_step_us()
+    after_us = median_of(timing.step_us) if timing else None
+    improved = verdict.outcome is Outcome.IMPROVED
+    before = _at(profile, before_us)
+    later = after(before, timing.speedup) if timing and improved else None
+    tokens = profile.tokens_per_step
+    return Report(
+        schema=SCHEMA,
+        run=results.run,
+        script=results.script,
+        outcome=verdict.outcome.value,
+        reasons=verdict.reasons,
+        speedup=timing.speedup if timing else None,
+        interval=timing.interval if timing else None,
+        confidence=timing.confidence if timing else None,
+        mfu_before=before.mfu,
+        mfu_after=later.mfu if later else None,
+        mfu_definition=before.definition,
+        step_ms_before=_ms(before_us),
+        step_ms_after=_ms(after_us) if improved else None,
+        tokens_per_s_before=_rate(tokens, before_us),
+        tokens_per_s_after=_rate(tokens, after_us) if improved else None,
+        peak_gib_before=_gib(timing.base_peak_bytes if timing else profile.peak_bytes),
+        peak_gib_after=_gib(timing.peak_bytes) if timing else None,
+        environment=profile.environment,
+        hardware=profile.hardware,
+        before=before,
+        after=later,
+        phases_us=_phases(profile),
+        regions=profile.regions[:MOST_REGIONS],
+        findings=tuple(_findings(results)),
+        baselines=verdict.baselines,
+        timing=timing,
+        numerics=verdict.numerics,
+        trials=verdict.trials,
+        counters_before=verdict.counters_before or profile.counters,
+        counters_after=verdict.counters_after,
+        diff=results.patch.diff,
+        stage_seconds=results.seconds,
+        linked_share=profile.linked_share,
+        missing=profile.missing,
+        rule_errors=tuple(str(error) for error in results.errors),
+    )
+
+
+def _at(profile: Profile, step_us: float | None) -> Utilisation:
+    """Utilisation at the step time of the verdict's own base arm, so that before and after are one measurement."""
+    median = profile.median_step_us()
+    if step_us is None or median is None:
+        return profile.utilisation
+    scaled = after(profile.utilisation, median / step_us)
+    return Utilisation(**{f: getattr(scaled, f) for f in Utilisation.__slots__} | {"busy": profile.utilisation.busy})
+
+
+def _findings(results: Results) -> list[ReportedFinding]:
+    verdict = results.verdict
+    found = [_rewritten(results, rewrite) for rewrite in results.plan.rewrites]
+    found += [_reported(results, finding, "suggested", reason) for finding, reason in results.plan.suggestions]
+    order = {"applied": 0, "rejected": 1, "suggested": 2}
+    found.sort(key=lambda f: (order[f.status], -(f.saved_us or 0.0), -(f.estimate_us or (0, 0))[1]))
+    assert set(verdict.kept) <= {r.id for r in results.plan.rewrites}
+    return found + [_declined(results, decline) for decline in results.declines]
+
+
+def _rewritten(results: Results, rewrite: Rewrite) -> ReportedFinding:
+    verdict = results.verdict
+    kept = rewrite.id in verdict.kept
+    reason = None if kept else verdict.rejected.get(rewrite.id, "it was not tried: the time budget was used up")
+    status = "applied" if kept else ("rejected" if rewrite.id in verdict.rejected else "suggested")
+    return _reported(
+        results,
+        rewrite.finding,
+        status,
+        reason,
+        title=rewrite.title,
+        saved_us=verdict.saved_us.get(rewrite.id) if kept else None,
+        diff=results.diffs.get(rewrite.id, ""),
+        safety=rewrite.safety.value,
+    )
+
+
+def _reported(
+    results: Results,
+    finding: Finding,
+    status: str,
+    reason: str | None,
+    *,
+    title: str | None = None,
+    saved_us: float | None = None,
+    diff: str = "",
+    safety: str | None = None,
+) -> ReportedFinding:
+    return ReportedFinding(
+        rule=finding.rule,
+        path=finding.span.path,
+        line=finding.span.line,
+        end_line=finding.span.end_line,
+        status=status,
+        title=finding.message if title is None else f"{finding.message}: {title}",
+        reason=reason,
+        estimate_us=(finding.estimate.low_us, finding.estimate.high_us),
+        saved_us=saved_us,
+        safety=safety or results.safety.get(finding.rule),
+        evidence=finding.evidence,
+        diff=diff,
+    )
+
+
+def _declined(results: Results, decline: Decline) -> ReportedFinding:
+    span = decline.span
+    return ReportedFinding(
+        rule=decline.rule,
+        path=span.path if span else None,
+        line=span.line if span else None,
+        end_line=span.end_line if span else None,
+        status="declined",
+        title=decline.reason,
+        reason=decline.reason,
+        estimate_us=None,
+        saved_us=None,
+        safety=results.safety.get(decline.rule),
+        needs=decline.needs,
+    )
+
+
+def _phases(profile: Profile) -> dict[str, float]:
+    """Mean of the profiled steps' phases."""
+    names = [name for step in profile.steps for name in step.phases_us]
+    count = len(profile.steps)
+    return {n: sum(s.phases_us.get(n, 0.0) for s in profile.steps) / count for n in dict.fromkeys(names)}
+
+
+def median_of(values: Sequence[float]) -> float | None:
+    """Median of block step times, None without any."""
+    return statistics.median(values) if values else None
+
+
+def _ms(value_us: float | None) -> float | None:
+    return None if value_us is None else value_us / 1e3
+
+
+def _rate(tokens: int | None, step_us: float | None) -> float | None:
+    return tokens / (step_us / 1e6) if tokens and step_us else None
+
+
+def _gib(count: int | None) -> float | None:
+    return None if count is None else count / 2**30
+
+
+def plain(value: Any) -> Any:
+    """A noun as JSON-ready dicts and lists."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, (tuple, list)) else value
