@@ -81,7 +81,8 @@ def optimize(
     from rich.console import Console
 
     from advisor.config import load_config, merge
-    from advisor.pipeline import Request, optimize
+    from advisor.job import Request
+    from advisor.pipeline import optimize
     from advisor.progress import Progress
 
     if script is None and resume is None:
@@ -216,15 +217,14 @@ def _indented(text: str) -> str:
 def main() -> None:
     """Entry point of the command."""
     try:
-        cli.main(prog_name="advisor", standalone_mode=False)
+        status = cli.main(prog_name="advisor", standalone_mode=False)
     except click.ClickException as error:
         error.show()
         raise SystemExit(error.exit_code) from None
-    except click.exceptions.Exit as leaving:
-        raise SystemExit(leaving.exit_code) from None
     except (KeyboardInterrupt, click.Abort):
         click.echo("interrupted", err=True)
         raise SystemExit(INTERRUPTED) from None
     except BrokenPipeError:  # the reader of our output has gone, as `| head` does
         sys.stderr.close()
         raise SystemExit(0) from None
+    raise SystemExit(status if isinstance(status, int) else 0)

@@ -147,5 +147,9 @@ class SessionPlan:
     def step_end(self, step: int) -> None:
         """Step number `step` (from 0) has ended: its optimizer has stepped."""
 
+    def failed(self, error: BaseException) -> bool:
+        """The script raised. True when what the plan was doing explains it and the records up to here stand."""
+        return False
+
     def finish(self) -> None:
         """The script has ended by itself, or was stopped."""

@@ -105,7 +105,7 @@ def run(spec: Spec) -> int:
     except KeyboardInterrupt:
         status = {"status": "interrupted"}
     except BaseException as error:  # noqa: BLE001 - whatever the user's script raises is reported as theirs
-        status = _describe_failure(error)
+        status = {"status": "stopped"} if session.plan.failed(error) else _describe_failure(error)
     if session.stopped and status["status"] != "raised":
         status = {"status": "stopped"}
     status["steps"] = session.hooks.steps

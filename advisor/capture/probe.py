@@ -70,6 +70,15 @@ class CapturePlan(SessionPlan):
         elif self.annotation is not None:
             self._advance_annotation()
 
+    def failed(self, error: BaseException) -> bool:
+        """An error under annotation loses the graph, not the run: the steps before it ran without Dynamo."""
+        if self.annotation is None:
+            return False
+        self.annotation = None
+        first = (str(error).strip().splitlines() or [""])[0]
+        self.written["missing"]["graph"] = f"the annotated run raised {type(error).__name__}: {first}"
+        return True
+
     def finish(self) -> None:
         """Write probe.json; called when the script has ended or was stopped."""
         hooks = self.session.hooks

@@ -1,0 +1,103 @@
+"""Regions of a captured graph: what they are made of, how they are walked, whether they stand alone.
+
+A search returns a region or a `NearMiss` that says how far it got and why it stopped, so that a rule can decline with a
+reason instead of staying silent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from advisor.model import Graph, Node, Ref
+from advisor.semantics import operation
+
+FORWARD_LIMIT = 12  # operations between an anchor and the end of its region
+
+
+@dataclass(frozen=True, kw_only=True)
+class Region:
+    """A closed part of a graph: `root` is its result, `inputs` its named tensors, `inner` every node it computes.
+
+    `constants` names scalars the region uses as (value, node, argument position or name).
+    """
+
+    graph: int
+    root: int
+    inputs: Mapping[str, int]
+    inner: frozenset[int]
+    constants: Mapping[str, tuple[float, int, int | str]] = field(default_factory=dict)
+    facts: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NearMiss:
+    """Something that looks like the pattern and is not it; `node` is where it differs."""
+
+    graph: int
+    node: int
+    reason: str
+
+
+def calls(graph: Graph, *names: str) -> Iterator[Node]:
+    """Nodes whose canonical operation is one of `names`."""
+    for node in graph.nodes:
+        if node.op.startswith("call_") and operation(node) in names:
+            yield node
+
+
+def forward_from(graph: Graph, start: int, limit: int = FORWARD_LIMIT) -> list[int]:
+    """Nodes that depend on `start` within `limit` operations, nearest first."""
+    seen, order, edge = {start}, [start], [start]
+    for _ in range(limit):
+        edge = [u for index in edge for u in graph.nodes[index].users if u not in seen and not seen.add(u)]  # type: ignore[func-returns-value]
+        order.extend(edge)
+    return order
+
+
+def inner_nodes(graph: Graph, root: int, inputs: frozenset[int]) -> frozenset[int]:
+    """Every node on a path from the inputs to `root`, `root` included and the inputs not."""
+    found: set[int] = set()
+    pending = [root]
+    while pending:
+        index = pending.pop()
+        if index in inputs or index in found:
+            continue
+        found.add(index)
+        pending.extend(graph.nodes[index].inputs())
+    return frozenset(found)
+
+
+def escape(graph: Graph, inner: frozenset[int], root: int) -> int | None:
+    """An inner node whose value is also used outside the region, or None."""
+    for index in sorted(inner - {root}):
+        if graph.nodes[index].op.startswith("call_") and any(user not in inner for user in graph.nodes[index].users):
+            return index
+    return None
+
+
+IN_PLACE = frozenset({"iadd", "isub", "imul", "itruediv", "ipow", "imatmul"})
+
+
+def changes_input(graph: Graph, inner: frozenset[int]) -> int | None:
+    """An operation of the region that writes into a tensor from outside it, or None."""
+    for index in sorted(inner):
+        node = graph.nodes[index]
+        name = node.target.rsplit(".", 1)[-1]
+        in_place = name in IN_PLACE or (name.endswith("_") and not name.endswith("__"))
+        target = node.args[0] if node.args else None
+        if in_place and isinstance(target, Ref) and target.index not in inner:
+            return index
+    return None
+
+
+def contained(graph: Graph, region: Region) -> Region | NearMiss:
+    writes = changes_input(graph, region.inner)
+    if writes is not None:
+        return NearMiss(graph=graph.index, node=writes, reason="it changes its input in place")
+    leak = escape(graph, region.inner, region.root)
+    if leak is None:
+        return region
+    return NearMiss(
+        graph=graph.index, node=leak, reason=f"the intermediate `{graph.nodes[leak].name}` is used elsewhere"
+    )

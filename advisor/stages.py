@@ -1,0 +1,317 @@
+"""What each stage does with a job: call the stage's module, leave its file in the run directory, note what it found."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from advisor import analyze, match, patch, plan, registry, summary
+from advisor.capture.counters import Recording, Sampler, summarise, visible_device
+from advisor.capture.launch import Child
+from advisor.correlate import Correlation, correlate
+from advisor.errors import NoStepsError, RuleError, ScriptError, UsageError
+from advisor.hardware import lookup, reference_peak
+from advisor.ingest.graph import read_graphs
+from advisor.ingest.kineto import Trace, read_trace
+from advisor.ingest.probe import DeviceFacts, ProbeFacts, read_probe
+from advisor.job import Job
+from advisor.machine import environment
+from advisor.model import Graph, Hardware, Patch, Profile, Report, Safety, Verdict
+from advisor.verify.lab import ProcessLab, Settings
+from advisor.verify.search import search
+
+CONVENTION = """\
+# either: a file with these three names (the KernelBench form)
+class Model(torch.nn.Module): ...
+def get_init_inputs(): return [arguments, of, Model]
+def get_inputs(): return [tensors, of, one, forward]
+
+# or: --entry module:function, where the function returns (model, batch) or (model, batch, loss)
+def entry():
+    model = MyModel()
+    batch = (torch.randn(8, 128),)
+    return model, batch, lambda output: output.float().square().mean()
+"""
+
+
+def counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+# ------------------------------------------------------------------------------------------------------------- capture
+
+
+def capture(job: Job) -> None:
+    if job.run.has("probe.json") and job.run.has("capture.json"):
+        job.progress.note("taken from the interrupted run")
+        return
+    work = job.run.folder("work") / "capture"
+    options = {name: getattr(job.config, name) for name in ("warmup", "steps", "profile_steps")}
+    spec = job.spec("advisor.capture.probe:CapturePlan", work, **options)
+    marks: dict[str, float] = {}
+    with sampled(job.run.path / "counters.json"), job.spawn(spec) as child:
+        while (message := child.receive()) is not None:
+            if message.get("event") == "phase":
+                marks[str(message["name"])] = time.monotonic()
+                job.progress.doing(str(message["name"]))
+        child.wait()
+        _check_captured(job, child)
+    for name in ("trace.json.gz", "annotated.json.gz", "graph.json", "probe.json", "output.log"):
+        if (work / name).is_file():
+            shutil.move(work / name, job.run.path / name)
+    for name in ("trace.json.gz", "annotated.json.gz"):
+        job.run.seal_trace(name)
+    window = [marks[name] for name in ("timing", "profiling") if name in marks]
+    job.run.write_json("capture.json", {"steps": child.status().get("steps"), "timed_s": window})
+    shutil.rmtree(work.parent, ignore_errors=True)
+
+
+@contextmanager
+def sampled(path: Path) -> Iterator[None]:
+    """Sample the device's counters beside what runs inside, and keep them in a file."""
+    sampler = Sampler(visible_device(os.environ))
+    sampler.start()
+    try:
+        yield
+    finally:
+        sampler.stop().save(path)
+
+
+def _check_captured(job: Job, child: Child) -> None:
+    status = child.status()
+    if status.get("status") == "stopped":
+        return
+    if status.get("status") != "ended":
+        raise child.failure()
+    steps = int(status.get("steps", 0))
+    needed = job.config.warmup + job.config.steps + job.config.profile_steps + 4
+    if steps == 0:
+        raise NoStepsError(
+            "the script ended without an optimizer step: give it arguments that make it train, or one of these forms",
+            detail=CONVENTION,
+        )
+    raise NoStepsError(f"the script ended after {steps} optimizer steps, {needed} are needed: let it train for longer")
+
+
+# ------------------------------------------------------------------------------------------------- ingest and analyze
+
+
+@dataclass(frozen=True)
+class Recorded:
+    facts: ProbeFacts
+    trace: Trace | None
+    graphs: tuple[Graph, ...]
+    correlation: Correlation | None
+    missing: dict[str, str]
+    software: dict[str, Any]
+
+
+def ingest(job: Job) -> Recorded:
+    path = job.run.path
+    facts = read_probe(path / "probe.json", job.root)
+    missing = dict(facts.missing)
+    software = json.loads((path / "probe.json").read_text(encoding="utf-8")).get("software", {})
+    trace = read_trace(path / "trace.json.gz") if job.run.has("trace.json.gz") else None
+    if trace is None:
+        missing["kineto"] = "the script ended before its steps were profiled"
+    graphs: tuple[Graph, ...] = ()
+    correlation = None
+    if job.run.has("graph.json") and job.run.has("annotated.json.gz") and trace is not None:
+        graphs, gaps = read_graphs(path / "graph.json", job.root)
+        missing |= gaps
+        correlation = correlate(trace, read_trace(path / "annotated.json.gz"), graphs)
+        missing |= correlation.missing
+    else:
+        missing["graph"] = "the annotated run did not finish"
+    nodes = sum(len(g.nodes) for g in graphs)
+    job.progress.note(f"{len(trace.operators) if trace else 0} operators, {nodes} graph nodes")
+    return Recorded(facts, trace, graphs, correlation, missing, software)
+
+
+def _hardware(device: DeviceFacts) -> Hardware:
+    """The datasheet's figures where the device is known, beside what was measured in the run."""
+    known = lookup(device.name, device.sm_count) if device.name else None
+    base = known or Hardware(name=device.name or "CPU", kind=device.kind, sm_count=device.sm_count)
+    return replace(base, measured_flops=device.measured_flops, measured_bandwidth=device.measured_bandwidth)
+
+
+def analyse(job: Job, recorded: Recorded) -> Profile:
+    facts, hardware = recorded.facts, _hardware(recorded.facts.device)
+    peak = (job.config.peak_flops, "given with --peak-flops") if job.config.peak_flops else reference_peak(hardware)
+    command = (os.path.relpath(job.script, job.root), *job.arguments)
+    correlation = recorded.correlation
+    profile = Profile(
+        environment=environment(job.root, command, job.config.seed, recorded.software, hardware),
+        hardware=hardware,
+        steps=(),
+        graphs=recorded.graphs,
+        costs=correlation.costs if correlation else (),
+        loaders=facts.loaders,
+        optimizers=facts.optimizers,
+        step_us=facts.step_us,
+        tokens_per_step=facts.tokens_per_step,
+        tokens_source=facts.tokens_source,
+        losses=facts.losses,
+        peak_bytes=facts.peak_bytes,
+        linked_share=correlation.linked_share if correlation else None,
+        facts=dict(facts.flags),
+        missing=recorded.missing,
+    )
+    if recorded.trace is not None:
+        profile = analyze.analyze(
+            profile,
+            recorded.trace,
+            reference_peak=peak,
+            operator_cost=correlation.operator_cost if correlation else (),
+            executions=correlation.executions if correlation else (),
+        )
+    profile = _with_counters(job, profile)
+    waits = [step.phases_us["data"] for step in profile.steps if "data" in step.phases_us]
+    if hardware.kind == "cuda" and waits:
+        profile = replace(profile, facts={**profile.facts, "data_idle_us": sum(waits) / len(waits)})
+    job.run.write_json("env.json", summary.plain(profile.environment))
+    _note_profile(job, profile)
+    return profile
+
+
+def _with_counters(job: Job, profile: Profile) -> Profile:
+    """Device counters of the timed steps; on a machine without a GPU there are none to miss."""
+    if profile.hardware.kind != "cuda" or not job.run.has("counters.json"):
+        return profile
+    recording = Recording.load(job.run.path / "counters.json")
+    window = job.run.read_json("capture.json")["timed_s"]
+    counters = summarise(recording.samples, *window) if len(window) == 2 else ()
+    return replace(profile, counters=counters, missing={**profile.missing, **recording.missing})
+
+
+def _note_profile(job: Job, profile: Profile) -> None:
+    median = profile.median_step_us()
+    parts = [f"{median / 1e3:.1f} ms a step"] if median else []
+    if profile.utilisation.mfu is not None:
+        parts.append(f"MFU {profile.utilisation.mfu:.1%}")
+    if profile.linked_share is not None:
+        parts.append(f"{profile.linked_share:.1%} of the time linked to source lines")
+    job.progress.note(", ".join(parts))
+
+
+# -------------------------------------------------------------------------------------------------------- match, verify
+
+
+def find(job: Job, profile: Profile) -> tuple[dict[str, Any], match.Matches, tuple[RuleError, ...]]:
+    folder = Path(job.config.rules_folder) if job.config.rules_folder else None
+    loaded, errors = registry.load(folder)
+    unknown = [r for r in (*job.config.select, *job.config.ignore) if r not in loaded]
+    if unknown:
+        raise UsageError(f"there is no rule {unknown[0]}: `advisor rules` lists them")
+    rules = {
+        name: item.rule
+        for name, item in loaded.items()
+        if name not in job.config.ignore and (not job.config.select or name in job.config.select)
+    }
+    if profile.median_step_us() is None:
+        raise ScriptError("no step was timed: let the script train for longer")
+    matches = match.match(match.context(profile, job.read, job.config.worth), list(rules.values()))
+    job.run.write_json(
+        "findings.json",
+        {
+            "findings": [summary.plain(f) for f in matches.findings],
+            "declines": [summary.plain(d) for d in matches.declines],
+        },
+    )
+    job.progress.note(f"{counted(len(matches.findings), 'finding')}, {counted(len(matches.declines), 'decline')}")
+    return rules, matches, (*errors, *matches.errors)
+
+
+def verify(job: Job, profile: Profile, planned: plan.Plan) -> Verdict:
+    """Search the rewrites for the best proven patch; the work folder goes, the trials stay for a resumed run."""
+    config, device = job.config, profile.hardware
+    work = job.run.folder("work")
+    context = f"{profile.environment.torch} {device.name} {profile.environment.driver}"
+    settings = Settings(
+        seconds=config.time_s,
+        trajectory_steps=config.trajectory_steps,
+        min_quads=config.min_quads,
+        context=context,
+        trials=job.run.path / "trials",
+        first_divisor=_batch_divisor(profile),
+    )
+    spec = job.spec("", work)
+    try:
+        with ProcessLab(job.spawn, spec, work, settings, on_progress=job.progress.doing) as lab:
+            verdict = search(
+                planned.rewrites,
+                lambda rewrites: patch.build(rewrites, job.read),
+                lab,
+                allow=frozenset(Safety(name) for name in config.allow),
+                baselines=config.baselines,
+                on_progress=job.progress.doing,
+            )
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    verdict = replace(verdict, before=profile.utilisation, counters_before=profile.counters)
+    job.run.write_json("verdicts.json", summary.plain(verdict))
+    job.progress.note(f"{verdict.outcome.value}, {counted(len(verdict.trials), 'trial')}")
+    return verdict
+
+
+def _batch_divisor(profile: Profile) -> int:
+    """Share of the batch the proof uses, so that activations in twice the precision fit beside what else is there."""
+    memory, peak = profile.hardware.hbm_bytes, profile.peak_bytes
+    if profile.hardware.kind != "cuda" or not memory or not peak:
+        return 1
+    return next((n for n in (1, 2, 4, 8) if 2 * peak / n <= 0.8 * memory), 16)
+
+
+def report(
+    job: Job,
+    profile: Profile,
+    matches: match.Matches,
+    planned: plan.Plan,
+    verdict: Verdict,
+    rules: dict[str, Any],
+    errors: Sequence[RuleError],
+) -> Report:
+    from advisor.reports.html import render_html
+    from advisor.reports.jsonform import render_json
+
+    kept = [r for r in planned.rewrites if r.id in verdict.kept]
+    proven = patch.build(kept, job.read)
+    diffs = {rewrite.id: diff for rewrite, diff in patch.steps(proven, job.read)}
+    for rewrite in planned.rewrites:
+        diffs.setdefault(rewrite.id, patch.build([rewrite], job.read).diff)
+    results = summary.Results(
+        run=job.run.id,
+        script=os.path.relpath(job.script, job.root),
+        profile=profile,
+        declines=matches.declines,
+        plan=planned,
+        patch=proven,
+        diffs=diffs,
+        verdict=verdict,
+        safety={name: rule.safety.value for name, rule in rules.items()},
+        seconds=dict(job.progress.seconds),
+        errors=errors,
+    )
+    report = job.run.redactor.value(summary.report_of(results))
+    _write_patch(job, proven)
+    job.run.write("report.json", render_json(report))
+    job.run.write("report.html", render_html(report))
+    return report
+
+
+def _write_patch(job: Job, proven: Patch) -> None:
+    """The whole patch and one diff per rewrite to read, and the edits themselves, which `advisor apply` uses."""
+    job.run.write("patch.diff", proven.diff)
+    for number, (rewrite, diff) in enumerate(patch.steps(proven, job.read), start=1):
+        job.run.write(f"{number:02d}-{rewrite.finding.rule}.patch", diff)
+    edits = [summary.plain(edit) for rewrite in proven.rewrites for edit in rewrite.edits]
+    job.run.write_json(
+        "patch.json", {"base": dict(proven.base), "rewrites": [r.id for r in proven.rewrites], "edits": edits}
+    )
