@@ -324,7 +324,8 @@ class Utilisation:
     """The ladder from "GPU utilisation" to MFU; shares between 0 and 1.
 
     `mfu` divides model FLOP/s by the device's dense bf16 peak, `mfu_own_peak` by the peak of the dtype each operator
-    ran in, `of_measured` by the matmul rate measured in the run (METRICS.md, section 5 and the last section).
+    ran in, `of_measured` by the matmul rate measured in the run; `hfu` divides the FLOP/s that were executed, recompute
+    included, by the peak of `mfu` (METRICS.md, section 5 and the last section).
     """
 
     busy: float | None = None
@@ -333,6 +334,7 @@ class Utilisation:
     mfu: float | None = None
     mfu_own_peak: float | None = None
     mfu_causal: float | None = None
+    hfu: float | None = None
     of_measured: float | None = None
     peak_flops: float | None = None
     peak_source: str | None = None

@@ -26,9 +26,8 @@ from collections.abc import Iterator
 
 from advisor import codemod
 from advisor.model import Decline, Evidence, Finding, Graph, Rewrite, Safety
-from advisor.patterns import NearMiss, Region, unary_regions
+from advisor.patterns import NearMiss, Region, gelu_tanh, unary_regions
 from advisor.rule import Context, Example, GraphRule, Site, step, tensor_bytes
-from advisor.semantics import gelu_tanh
 from advisor.source import Source
 
 MODEL = """\

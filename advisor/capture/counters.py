@@ -64,11 +64,21 @@ class Recording:
 
 
 def summarise(samples: Sequence[Sample], begin_s: float, end_s: float) -> tuple[Metric, ...]:
-    """Mean of each counter over the windows that lie wholly in [begin_s, end_s], weighted by their length.
+    """Mean of each counter over [begin_s, end_s]; see `summarise_windows`."""
+    return summarise_windows(samples, [(begin_s, end_s)])
 
-    Windows across a border mix in what is not asked for and do not count. A counter without a window is absent.
+
+def summarise_windows(samples: Sequence[Sample], windows: Sequence[tuple[float, float]]) -> tuple[Metric, ...]:
+    """Mean of each counter over the samples that lie wholly inside one of the windows, weighted by their length.
+
+    Windows are begin and end in seconds of the samples' clock. A sample across a border mixes in what is not asked for
+    and does not count, a sample inside several windows counts once. A counter without a sample is absent.
     """
-    inside = [s for s in samples if s.begin_s >= begin_s and s.end_s <= end_s and s.end_s > s.begin_s]
+    inside = [
+        s
+        for s in samples
+        if s.end_s > s.begin_s and any(begin <= s.begin_s and s.end_s <= end for begin, end in windows)
+    ]
     found = []
     for name, unit in UNITS.items():
         pairs = [(s.values[name], s.end_s - s.begin_s) for s in inside if name in s.values]

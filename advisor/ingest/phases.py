@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from advisor.model import Kernels, Operators
 
 BACKWARD_RANGE = "advisor::backward"
+CLOSURE_RANGE = "advisor::closure"  # what an optimizer was given to compute the loss inside its step
 DATA_RANGES = ("advisor::data", "enumerate(DataLoader)#")
 OPTIMIZER_RANGE = "Optimizer.step#"
 ZERO_GRAD_RANGE = "Optimizer.zero_grad#"
@@ -29,29 +32,65 @@ def range_phase(name: str) -> str | None:
         return "other"
     if name == BACKWARD_RANGE:
         return "backward"
+    if name == CLOSURE_RANGE:
+        return "forward"
     return None
 
 
+class Stretch(NamedTuple):
+    """A stretch of one thread's time, in microseconds, and the range that stands for its phase."""
+
+    start_us: float
+    end_us: float
+    phase: str
+    name: str
+
+
+def stretches(ranges: Sequence[NamedRange]) -> dict[int, list[Stretch]]:
+    """By thread the disjoint stretches, in order, in which one range that stands for a phase is the innermost.
+
+    An optimizer given a closure runs forward and backward inside its step: what it does itself lies around them.
+    `ranges` come in order of start, an outer range before one that starts with it.
+    """
+    whole: dict[int, list[Stretch]] = {}
+    for name, start, duration, thread in ranges:
+        phase = range_phase(name)
+        if phase is not None:
+            whole.setdefault(thread, []).append(Stretch(start, start + duration, phase, name))
+    return {thread: list(_innermost(items)) for thread, items in whole.items()}
+
+
+def _innermost(whole: Sequence[Stretch]) -> Iterator[Stretch]:
+    """Cut what nests in each other where an inner one begins or ends."""
+    opened: list[Stretch] = []
+    reached = -math.inf
+    for item in (*whole, Stretch(math.inf, math.inf, "", "")):
+        while opened and opened[-1].end_us <= item.start_us:
+            inner = opened.pop()
+            if inner.end_us > reached:
+                yield inner._replace(start_us=reached)
+                reached = inner.end_us
+        if opened and item.start_us > reached:
+            yield opened[-1]._replace(start_us=reached, end_us=item.start_us)
+        opened.append(item)
+        reached = item.start_us
+
+
 class _Timeline:
-    """Looks up the phase a range gives to a moment of a thread. Ranges of the four kinds do not nest in each other."""
+    """Looks up the phase that the innermost range gives to a moment of a thread."""
 
     def __init__(self, ranges: Sequence[NamedRange]) -> None:
-        self._known: dict[int, list[tuple[float, float, str]]] = {}
-        for name, start, duration, thread in ranges:
-            phase = range_phase(name)
-            known = self._known.setdefault(thread, [])
-            if phase is not None and not (known and start < known[-1][1]):  # the outer range decides
-                known.append((start, start + duration, phase))
-        self._starts = {thread: np.array([item[0] for item in items]) for thread, items in self._known.items()}
+        self._known = stretches(ranges)
+        self._starts = {thread: np.array([item.start_us for item in items]) for thread, items in self._known.items()}
 
     def at(self, thread: int, time: float) -> str | None:
         items = self._known.get(thread)
         if not items:
             return None
         place = int(np.searchsorted(self._starts[thread], time, side="right")) - 1
-        if place < 0 or time >= items[place][1]:
+        if place < 0 or time >= items[place].end_us:
             return None
-        return items[place][2]
+        return items[place].phase
 
 
 def _backward_threads(operators: Operators) -> frozenset[int]:
@@ -73,7 +112,7 @@ def operator_phases(operators: Operators, ranges: Sequence[NamedRange], steps: S
 
     A call belongs to the backward pass when autograd runs it (`forward_thread`), inside `advisor::backward`, or on a
     thread of autograd's own. What follows the last backward pass of a step outside the optimizer (clipping, logging)
-    and `zero_grad` are "other". Everything else is forward.
+    and `zero_grad` are "other". Everything else is forward, also in a closure that the optimizer calls.
     """
     timeline = _Timeline(ranges)
     own_threads = _backward_threads(operators)

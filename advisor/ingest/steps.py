@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
-from advisor.ingest.phases import NamedRange, StepTimes, range_phase
+from advisor.ingest.phases import OPTIMIZER_RANGE, NamedRange, StepTimes, Stretch, stretches
 from advisor.model import Kernels, Operators, Step
 
 Intervals = npt.NDArray[np.float64]  # [n, 2]: start, end in microseconds
 NO_INTERVALS: Intervals = np.empty((0, 2))
-OPTIMIZER = "Optimizer.step#"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +21,7 @@ class Timeline:
     """The profiled steps as measured.
 
     `steps` have phases that sum to their duration; `busy` is the share of the steps in which the device ran anything,
-    None on a CPU; `optimizer_us` is the time per step inside each optimizer class's `step`.
+    None on a CPU; `optimizer_us` is the time per step of each optimizer class's `step`, a closure it calls left out.
     """
 
     steps: tuple[Step, ...] = ()
@@ -88,14 +87,14 @@ def _length(intervals: Intervals) -> float:
 def partition(begin: float, end: float, layers: Iterable[tuple[str, Intervals]], rest: str) -> dict[str, float]:
     """Split a window into phases: a moment belongs to the first layer that covers it, else to `rest`. Microseconds.
 
-    The intervals of a layer are disjoint and in order.
+    The intervals of a layer are disjoint and in order; `rest` may have a layer, too, and stands last.
     """
     covered, reached, parts = NO_INTERVALS, 0.0, {}
     for name, intervals in layers:
         covered = merged(np.concatenate((covered, _clipped(intervals, begin, end))))
         total = _length(covered)
         parts[name], reached = max(0.0, total - reached), total
-    parts[rest] = max(0.0, end - begin - reached)
+    parts[rest] = parts.pop(rest, 0.0) + max(0.0, end - begin - reached)
     return parts
 
 
@@ -105,8 +104,8 @@ def _columns(starts: Sequence[float], durations: Sequence[float]) -> Intervals:
 
 
 def _ranges_of(rows: Rows, phase: str) -> Intervals:
-    chosen = [item for item in rows.ranges if range_phase(item[0]) == phase]
-    return _columns([item[1] for item in chosen], [item[2] for item in chosen])
+    chosen = [(s.start_us, s.end_us) for items in stretches(rows.ranges).values() for s in items if s.phase == phase]
+    return np.array(chosen, dtype=np.float64).reshape(-1, 2)
 
 
 def device_windows(kernels: Kernels, steps: Sequence[StepTimes]) -> dict[int, tuple[float, float]]:
@@ -150,11 +149,12 @@ def _device_layers(rows: Rows, kernels: Intervals) -> list[tuple[str, Intervals]
 def _host_steps(rows: Rows) -> tuple[Step, ...]:
     """The steps on a CPU: host time of the thread that runs them.
 
-    `forward` is the time inside operators outside data loading, backward pass and optimizer, `other` the rest.
+    `forward` is the time inside operators outside data loading, backward pass and optimizer, and what a closure of the
+    optimizer spends outside its backward pass; `other` is the rest.
     """
     layers = [("data", merged(_ranges_of(rows, "data")))]
     threads = {thread for name, _, _, thread in rows.ranges if name.startswith("ProfilerStep#")}
-    for phase in ("backward", "optimizer", "forward"):
+    for phase in ("backward", "optimizer", "other", "forward"):
         chosen = [
             row
             for row, parent in enumerate(rows.operators.parent)
@@ -170,23 +170,30 @@ def _host_steps(rows: Rows) -> tuple[Step, ...]:
 
 
 def _optimizer_times(rows: Rows, steps: int) -> dict[str, float]:
-    """Microseconds per step inside `Optimizer.step#` ranges by optimizer class, on the device where there is one."""
-    begins = [begin for _, begin, _ in rows.steps]
-    spans = []
-    for name, start, duration, _ in rows.ranges:
-        place = bisect_right(begins, start) - 1 if name.startswith(OPTIMIZER) else -1
-        if place >= 0 and start < rows.steps[place][2]:
-            end = min(start + duration, rows.steps[place][2])  # the hook that ends a step runs inside the range
-            spans.append((start, end, name[len(OPTIMIZER) :].rpartition(".")[0]))
-    times: dict[str, float] = dict.fromkeys((kind for _, _, kind in spans), 0.0)
+    """Microseconds per step by optimizer class, inside its `Optimizer.step#` ranges but outside what they enclose.
+
+    Device time where there is a device: of the kernels that were launched there.
+    """
+    found = sorted(_optimizer_stretches(rows))
+    kinds = [item.name[len(OPTIMIZER_RANGE) :].rpartition(".")[0] for item in found]
+    times = dict.fromkeys(kinds, 0.0)
     if not len(rows.kernels):
-        for start, end, kind in spans:
-            times[kind] += (end - start) / steps
+        for item, kind in zip(found, kinds, strict=True):
+            times[kind] += (item.end_us - item.start_us) / steps
         return times
-    starts = [start for start, _, _ in spans]
+    starts = [item.start_us for item in found]
     for row, number in enumerate(rows.kernels.correlation):
         if rows.kernel_phase[row] == "optimizer" and number in rows.launches:
             place = bisect_right(starts, rows.launches[number][0]) - 1
-            if place >= 0 and rows.launches[number][0] < spans[place][1]:
-                times[spans[place][2]] += rows.kernels.duration_us[row] / steps
+            if place >= 0 and rows.launches[number][0] < found[place].end_us:
+                times[kinds[place]] += rows.kernels.duration_us[row] / steps
     return times
+
+
+def _optimizer_stretches(rows: Rows) -> Iterator[Stretch]:
+    """What the optimizers do themselves in the marked steps; the hook that ends a step runs inside their range."""
+    begins = [begin for _, begin, _ in rows.steps]
+    for item in (item for items in stretches(rows.ranges).values() for item in items if item.phase == "optimizer"):
+        place = bisect_right(begins, item.start_us) - 1
+        if place >= 0 and item.start_us < rows.steps[place][2]:
+            yield item._replace(end_us=min(item.end_us, rows.steps[place][2]))

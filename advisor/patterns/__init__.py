@@ -6,12 +6,14 @@ from advisor.patterns.attention import attention_regions, default_scale
 from advisor.patterns.norms import layer_norm_regions
 from advisor.patterns.regions import NearMiss, Region
 from advisor.patterns.unary import unary_regions
+from advisor.semantics import gelu_tanh
 
 __all__ = [
     "NearMiss",
     "Region",
     "attention_regions",
     "default_scale",
+    "gelu_tanh",
     "layer_norm_regions",
     "unary_regions",
 ]

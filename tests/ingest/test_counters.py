@@ -12,7 +12,15 @@ from typing import Any, ClassVar
 
 import pytest
 
-from advisor.capture.counters import INSTALL, Recording, Sample, Sampler, summarise, visible_device
+from advisor.capture.counters import (
+    INSTALL,
+    Recording,
+    Sample,
+    Sampler,
+    summarise,
+    summarise_windows,
+    visible_device,
+)
 from advisor.errors import ArtifactError
 
 
@@ -157,6 +165,21 @@ def test_summary_takes_whole_windows_weighted_by_length() -> None:
     assert (found["sm_active"].unit, found["sm_active"].source) == ("%", "gpm")
     assert (found["power"].value, found["power"].unit, found["power"].source) == (300.0, "W", "nvml")
     assert summarise(samples, 5.5, 6.0) == ()
+
+
+def test_summary_of_several_windows_takes_the_samples_inside_any_of_them() -> None:
+    samples = [
+        Sample(begin_s=0.0, end_s=1.0, values={"sm_active": 10.0}),
+        Sample(begin_s=1.0, end_s=2.0, values={"sm_active": 99.0}),  # across the end of the first window
+        Sample(begin_s=4.0, end_s=4.0, values={"sm_active": 99.0}),  # of no length
+        Sample(begin_s=4.0, end_s=7.0, values={"sm_active": 90.0, "power": 300.0}),
+        Sample(begin_s=8.0, end_s=9.0, values={"dram_active": 5.0}),  # in neither
+    ]
+    windows = [(0.0, 1.5), (3.0, 7.0), (4.0, 7.0)]
+    found = {metric.name: metric.value for metric in summarise_windows(samples, windows)}
+    assert found == {"sm_active": pytest.approx((10 + 3 * 90) / 4), "power": 300.0}
+    assert summarise_windows(samples, [(0.5, 1.5), (7.5, 8.5)]) == ()
+    assert summarise_windows(samples, []) == ()
 
 
 def test_a_recording_survives_its_file(tmp_path: Path) -> None:

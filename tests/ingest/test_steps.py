@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
-from traces import kernel, launch, op, save, span
+from traces import Event, kernel, launch, op, save, span
 
 from advisor.ingest.kineto import read_trace
+from advisor.ingest.phases import Stretch, stretches
 from advisor.ingest.steps import merged, partition
 
 DATA = Path(__file__).parents[1] / "data"
@@ -93,6 +95,118 @@ def test_collectives_count_where_they_are_exposed(tmp_path: Path) -> None:
     (step,) = read_trace(save(tmp_path / "t.json", events)).timeline.steps
     assert step.phases_us["comm"] == pytest.approx(20.0)
     assert step.phases_us["forward"] == pytest.approx(40.0)
+
+
+def closure_step(begin: float, sequence: int) -> list[Event]:
+    """A step of 1000 us whose optimizer is given a closure; two gradient passes, then it updates for 90 us."""
+    step = [
+        span("Optimizer.step#LBFGS.step", begin + 100, 900.0),
+        span("advisor::closure", begin + 110, 600.0),
+        op("aten::linear", begin + 120, 100.0, sequence=sequence),
+        span("Optimizer.zero_grad#LBFGS.zero_grad", begin + 230, 20.0),
+        op("aten::zero_", begin + 232, 10.0),
+        span("advisor::backward", begin + 300, 200.0),
+        op("MmBackward0", begin + 310, 180.0, sequence=sequence, forward=1),
+        op("aten::_foreach_norm", begin + 600, 50.0),
+        span("advisor::closure", begin + 720, 190.0),
+        op("aten::linear", begin + 730, 40.0, sequence=sequence + 1),
+        span("advisor::backward", begin + 780, 60.0),
+        op("MmBackward0", begin + 785, 50.0, sequence=sequence + 1, forward=1),
+        op("aten::_foreach_norm", begin + 850, 30.0),
+        op("aten::addcdiv_", begin + 920, 70.0),
+    ]
+    return [span(f"ProfilerStep#{sequence // 10}", begin, 1000.0), *step]
+
+
+def test_an_optimizer_does_not_own_what_its_closure_runs(tmp_path: Path) -> None:
+    events = [*closure_step(0.0, 10), *closure_step(1000.0, 20)]
+    trace = read_trace(save(tmp_path / "t.json", events))
+    phases = [*zip(trace.operators.name, trace.operator_phase, strict=True)]
+    assert phases[:7] == [
+        ("aten::linear", "forward"),
+        ("aten::zero_", "other"),
+        ("MmBackward0", "backward"),
+        ("aten::_foreach_norm", "forward"),  # another backward pass follows
+        ("aten::linear", "forward"),
+        ("MmBackward0", "backward"),
+        ("aten::_foreach_norm", "other"),
+    ]
+    assert phases[7] == ("aten::addcdiv_", "optimizer")
+    assert trace.timeline.optimizer_us == {"LBFGS": pytest.approx(900.0 - 600.0 - 190.0)}
+    for step in trace.timeline.steps:
+        assert step.phases_us == {
+            "data": 0.0,
+            "backward": pytest.approx(260.0),
+            "optimizer": pytest.approx(110.0),
+            "forward": pytest.approx(600.0 - 200.0 - 20.0 + 190.0 - 60.0 - 30.0),
+            "other": pytest.approx(100.0 + 20.0 + 30.0),
+        }
+
+
+def test_kernels_launched_in_a_closure_are_not_the_optimizers(tmp_path: Path) -> None:
+    """The same on a device: what counts is where a kernel was launched."""
+    events = closure_step(0.0, 10)
+    for number, (at, duration) in enumerate(
+        [(130.0, 300.0), (320.0, 500.0), (610.0, 40.0), (790.0, 60.0), (930.0, 30.0)]
+    ):
+        events += [launch(number, at), kernel("k", 1000.0 + 1000 * number, duration, number)]
+    events += [launch(9, 915.0), kernel("loose", 9000.0, 7.0, 9)]  # by no operator, after the last closure
+    trace = read_trace(save(tmp_path / "t.json", events))
+    assert trace.kernel_phase == ("forward", "backward", "forward", "backward", "optimizer", "optimizer")
+    assert trace.timeline.optimizer_us == {"LBFGS": pytest.approx(37.0)}
+    (step,) = trace.timeline.steps
+    assert (step.phases_us["forward"], step.phases_us["backward"]) == (pytest.approx(340.0), pytest.approx(560.0))
+    assert step.phases_us["optimizer"] == pytest.approx(37.0)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_innermost_range_decides(seed: int) -> None:
+    draw = random.Random(seed)
+    names = {"advisor::data": "data", "advisor::closure": "forward", "advisor::backward": "backward"}
+    ranges: list[tuple[str, float, float, int]] = []
+
+    def nest(begin: int, end: int, depth: int) -> None:
+        cuts = sorted(draw.sample(range(begin, end + 1), min(6, (end - begin + 1) // 2 * 2)))
+        for inner, outer in zip(cuts[::2], cuts[1::2], strict=True):
+            ranges.append((draw.choice([*names, "user's own"]), float(inner), float(outer - inner), 1))
+            if depth and outer - inner > 4:
+                nest(inner, outer, depth - 1)
+
+    nest(0, 200, 3)
+    order = sorted(range(len(ranges)), key=lambda place: (ranges[place][1], -ranges[place][2], place))
+    ranges = [ranges[place] for place in order]
+    found = stretches(ranges).get(1, [])
+    assert all(one.end_us <= other.start_us for one, other in pairwise(found))
+    for moment in range(200):
+        around = [item for item in ranges if item[0] in names and item[1] <= moment < item[1] + item[2]]
+        expected = names[around[-1][0]] if around else None
+        assert next((s.phase for s in found if s.start_us <= moment < s.end_us), None) == expected
+
+
+def test_ranges_that_overlap_share_the_time_in_between() -> None:
+    found = stretches([("advisor::closure", 0.0, 10.0, 1), ("advisor::backward", 5.0, 10.0, 1)])
+    assert found == {
+        1: [Stretch(0.0, 5.0, "forward", "advisor::closure"), Stretch(5.0, 15.0, "backward", "advisor::backward")]
+    }
+
+
+def test_lightning_gives_its_optimizer_a_closure() -> None:
+    trace = read_trace(DATA / "lightning" / "trace.json.gz")
+    names: dict[str, set[str]] = {}
+    for name, phase, step in zip(trace.operators.name, trace.operator_phase, trace.operators.step, strict=True):
+        if step >= 0:
+            names.setdefault(phase, set()).add(name)
+    assert {"aten::linear", "aten::cross_entropy_loss"} <= names["forward"]
+    assert "aten::addcdiv_" in names["optimizer"]
+    assert not {"aten::linear", "aten::mm", "aten::cross_entropy_loss"} & names["optimizer"]
+    outer = [item.start_us for item in trace.ranges if item.name == "Optimizer.step#AdamW.step"]
+    closures = [item.duration_us for item in trace.ranges if item.name == "advisor::closure"]
+    ends = [step.end_us for step in trace.steps]  # the hook that ends a step runs inside the optimizer's range
+    own = sum(end - start - closure for start, closure, end in zip(outer, closures, ends, strict=True))
+    assert trace.timeline.optimizer_us["AdamW"] == pytest.approx(own / 2)
+    for step in trace.timeline.steps:
+        assert sum(step.phases_us.values()) == pytest.approx(step.duration_us, rel=1e-6)
+        assert step.phases_us["optimizer"] < 0.6 * (step.phases_us["forward"] + step.phases_us["backward"])
 
 
 def test_host_phases_of_a_real_capture() -> None:

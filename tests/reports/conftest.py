@@ -116,6 +116,7 @@ def utilisation(mfu: float, busy: float) -> Utilisation:
         mfu=mfu,
         mfu_own_peak=mfu,
         mfu_causal=mfu * 0.93,
+        hfu=mfu * 1.02,
         of_measured=achieved / 789e12,
         peak_flops=989.4e12,
         peak_source="datasheet, dense bfloat16",
