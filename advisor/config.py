@@ -35,7 +35,7 @@ class Config:
     steps: int = 8
     profile_steps: int = 2
     warmup: int = 3
-    time_s: float = 600.0
+    time_s: float = 270.0
     allow: tuple[str, ...] = ("numerics", "precision")
     worth: float | None = None
     rules_folder: str | None = None

@@ -445,7 +445,8 @@ class Rewrite:
     """Edits that realise one finding. An edit is (span to replace, new text); an empty span inserts.
 
     `tolerance` is the rule's declared error floor in multiples of the machine epsilon of the compute dtype;
-    `group` names rewrites of which at most one may be kept.
+    `group` names rewrites of which at most one may be kept. `runs` are operators of which one must run once the rewrite
+    is in place, `avoids` operators that must not begin to run: a silent fallback is a failure.
     """
 
     finding: Finding
@@ -455,6 +456,8 @@ class Rewrite:
     tolerance: float = 16.0
     requires: tuple[str, ...] = ()
     group: str | None = None
+    runs: tuple[str, ...] = ()
+    avoids: tuple[str, ...] = ()
 
     @property
     def id(self) -> str:

@@ -143,6 +143,8 @@ class Rule(ABC):
     worth: ClassVar[float] = 0.02
     tolerance: ClassVar[float] = 16.0
     group: ClassVar[str | None] = None
+    runs: ClassVar[tuple[str, ...]] = ()  # operators of which one must run after the rewrite
+    avoids: ClassVar[tuple[str, ...]] = ()  # operators that must not begin to run
     in_library: ClassVar[str] = "ask the library for its fused form"  # what to do where a library holds the code
     order: ClassVar[int] = 50  # place in the plan: starvation 10, precision 20, structure 30, compile 40, optimizer 60
     examples: ClassVar[tuple[Example, ...]] = ()
@@ -201,6 +203,8 @@ class Rule(ABC):
             edits=tuple(edits),
             tolerance=self.tolerance,
             group=self.group,
+            runs=self.runs,
+            avoids=self.avoids,
         )
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from advisor import analyze, match, patch, plan, registry, summary
-from advisor.capture.counters import Recording, Sampler, summarise, visible_device
+from advisor.capture.counters import Recording, Sampler, summarise, summarise_windows, visible_device
 from advisor.capture.launch import Child
 from advisor.correlate import Correlation, correlate
 from advisor.errors import NoStepsError, RuleError, ScriptError, UsageError
@@ -23,7 +23,7 @@ from advisor.ingest.kineto import Trace, read_trace
 from advisor.ingest.probe import DeviceFacts, ProbeFacts, read_probe
 from advisor.job import Job
 from advisor.machine import environment
-from advisor.model import Graph, Hardware, Patch, Profile, Report, Safety, Verdict
+from advisor.model import Graph, Hardware, Outcome, Patch, Profile, Report, Safety, Verdict
 from advisor.verify.lab import ProcessLab, Settings
 from advisor.verify.search import search
 
@@ -244,7 +244,8 @@ def verify(job: Job, profile: Profile, planned: plan.Plan) -> Verdict:
     )
     spec = job.spec("", work)
     try:
-        with ProcessLab(job.spawn, spec, work, settings, on_progress=job.progress.doing) as lab:
+        counters = work / "counters.json"
+        with sampled(counters), ProcessLab(job.spawn, spec, work, settings, on_progress=job.progress.doing) as lab:
             verdict = search(
                 planned.rewrites,
                 lambda rewrites: patch.build(rewrites, job.read),
@@ -253,9 +254,15 @@ def verify(job: Job, profile: Profile, planned: plan.Plan) -> Verdict:
                 baselines=config.baselines,
                 on_progress=job.progress.doing,
             )
+            kept = [r for r in planned.rewrites if r.id in verdict.kept]
+            windows = [lab.block_windows(patch.build(rewrites, job.read)) for rewrites in ((), kept)]
+        if device.kind == "cuda" and verdict.outcome is Outcome.IMPROVED:
+            samples = Recording.load(counters).samples
+            before, after = (summarise_windows(samples, found) for found in windows)
+            verdict = replace(verdict, counters_before=before, counters_after=after)
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    verdict = replace(verdict, before=profile.utilisation, counters_before=profile.counters)
+    verdict = replace(verdict, before=profile.utilisation)
     job.run.write_json("verdicts.json", summary.plain(verdict))
     job.progress.note(f"{verdict.outcome.value}, {counted(len(verdict.trials), 'trial')}")
     return verdict

@@ -71,6 +71,13 @@ class NaiveAttention(GraphRule):
     id = "naive-attention"
     safety = Safety.NUMERICS
     worth = 0.03
+    runs = (
+        "aten::_scaled_dot_product_flash_attention",
+        "aten::_scaled_dot_product_efficient_attention",
+        "aten::_scaled_dot_product_cudnn_attention",
+        "aten::_scaled_dot_product_flash_attention_for_cpu",
+    )
+    avoids = ("aten::_scaled_dot_product_attention_math",)
     in_library = 'ask for the fused form, such as attn_implementation="sdpa" in transformers'
     examples = (
         Example(

@@ -51,6 +51,7 @@ class OptimizerNotFused(Rule):
     safety = Safety.NUMERICS
     needs = ("steps", "optimizers")
     worth = 0.02
+    runs = ("aten::_fused_adam_", "aten::_fused_adamw_", "aten::_fused_sgd_", "aten::_fused_adagrad_")
     order = 60
     examples = (
         Example(

@@ -60,6 +60,7 @@ class UnfusedGelu(GraphRule):
     id = "unfused-gelu"
     safety = Safety.NUMERICS
     worth = 0.02
+    runs = ("aten::gelu",)
     examples = (
         Example(
             before=_model(

@@ -66,6 +66,7 @@ class UnfusedLayerNorm(GraphRule):
     id = "unfused-layernorm"
     safety = Safety.NUMERICS
     worth = 0.02
+    runs = ("aten::native_layer_norm",)
     examples = (
         Example(
             before=_model(

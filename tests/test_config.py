@@ -21,7 +21,7 @@ def write(path: Path, text: str) -> Path:
 def test_the_defaults(tmp_path: Path) -> None:
     assert load_config(tmp_path) == Config()
     assert Config().allow == ("numerics", "precision")
-    assert (Config().steps, Config().profile_steps, Config().warmup, Config().time_s) == (8, 2, 3, 600.0)
+    assert (Config().steps, Config().profile_steps, Config().warmup, Config().time_s) == (8, 2, 3, 270.0)
 
 
 def test_every_setting_has_a_kind() -> None:

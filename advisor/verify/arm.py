@@ -46,6 +46,7 @@ class NumericsPlan(SessionPlan):
         self.names: dict[int, str] = {}
         self.parameters: dict[str, dict[str, Any]] = {}
         self.record: Recorder | None = None
+        self.operators: Any = None
         self.called_this_step = False
         self.evaluating = False
         self.begun = 0.0
@@ -108,6 +109,7 @@ class NumericsPlan(SessionPlan):
                 self._record_updates(known.optimizer, (), {})
             self._end_first_step()
         self.called_this_step = False
+        self._watch_operators(step)
         spent = time.monotonic() - self.begun
         if step + 1 >= self.steps or spent > self.max_seconds:
             self.evaluating = True
@@ -220,6 +222,18 @@ class NumericsPlan(SessionPlan):
             return
         self.record.facts["dropout"] = {"training": self.dropout.take()}
         self._record_buffers("first step")
+
+    def _watch_operators(self, step: int) -> None:
+        """Note the names of the operators that run in the second step: a fused kernel that falls back is seen here."""
+        if step == 0 and self.steps > 1:
+            self.operators = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
+            self.operators.start()
+        elif self.operators is not None:
+            self.operators.stop()
+            if self.record is not None:
+                names = {event.key for event in self.operators.key_averages() if event.key.startswith("aten::")}
+                self.record.facts["operators"] = sorted(names)
+            self.operators = None
 
     def _record_buffers(self, when: str) -> None:
         """Record the persistent buffers that have changed since the first call."""

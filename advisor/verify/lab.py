@@ -8,16 +8,16 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from advisor.errors import AdvisorError, OutputError, ScriptError, ScriptTimeout
-from advisor.model import Baseline, Difference, Numerics, Patch, Safety, Timing
+from advisor.model import Baseline, Difference, Numerics, Patch, Rewrite, Safety, Timing
 from advisor.session import Process, Spawn, Spec
-from advisor.verify.numerics import compare, reference_follows
+from advisor.verify.numerics import compare, inconclusive, reference_follows
 from advisor.verify.pair import ResidentArm, race
 from advisor.verify.search import OUT_OF_TIME, TrialFailed
 
@@ -96,6 +96,7 @@ class ProcessLab:
         self._say = on_progress
         self._deadline = time.monotonic() + settings.seconds
         self._arms: dict[str, ResidentArm] = {}
+        self._windows: dict[str, list[list[tuple[float, float]]]] = {}
         self._originals: _Originals | None = None
         self._sources = _sources_digest(spec)
         self._runs = 0
@@ -115,18 +116,22 @@ class ProcessLab:
         stored = self._stored(digest)
         if stored is not None:
             return numerics_from(stored)
-        for divisor in (n for n in DIVISORS if n >= self._settings.first_divisor):
+        divisors = [n for n in DIVISORS if n >= self._settings.first_divisor]
+        while True:
             try:
-                numerics = self._prove(patch, divisor, tolerance, safety)
+                numerics = self._prove(patch, divisors[0], tolerance, safety)
+                break
             except _ArmFailed as failed:
-                if not failed.out_of_memory or divisor == DIVISORS[-1]:
+                if not failed.out_of_memory or len(divisors) == 1:
                     raise failed.error from failed
-                self._originals = None
-                self.release()
-                continue
+                if self._arms:  # they wait, and hold memory of the device
+                    self.release()
+                else:
+                    self._originals = None
+                    divisors.pop(0)
+        if numerics.compared and not inconclusive(numerics):
             self._store(digest, asdict(numerics))
-            return numerics
-        raise AssertionError("unreachable")
+        return numerics
 
     def _prove(self, patch: Patch, divisor: int, tolerance: float, safety: Safety) -> Numerics:
         known = self._originals
@@ -135,12 +140,15 @@ class ProcessLab:
         try:
             cand = self._record("cand", patch, arm="cand", **known.options)
         except _ArmFailed as failed:
-            if failed.out_of_memory and self._arms:  # the waiting arms hold memory of the device
+            if failed.out_of_memory and self._arms:
                 raise
             reason = f"the rewritten script fails: {failed.error}"
             reference = str(json.loads((known.ref / "numerics.json").read_text(encoding="utf-8"))["reference"])
             return Numerics(ok=False, reference=reference, compared=0, reasons=(reason,))
         numerics = compare(known.base, cand, known.ref, tolerance=tolerance, safety=safety)
+        fallen_back = tuple(wrong_operators(_facts(known.base), _facts(cand), patch.rewrites))
+        if fallen_back:
+            numerics = replace(numerics, ok=False, reasons=(*numerics.reasons, *fallen_back))
         rows = int(known.options["batch_divisor"])
         if rows > 1:
             note = f"compared on the first 1/{rows} of every batch: the whole did not fit in memory in every arm"
@@ -234,7 +242,8 @@ class ProcessLab:
             if not at_fault:
                 raise
             raise TrialFailed(f"the rewritten script fails: {error}", detail=error.detail) from error
-        self._store(digest, asdict(timing))
+        if timing.quads >= self._settings.min_quads:
+            self._store(digest, asdict(timing))
         return timing
 
     def _arm(self, patch: Patch) -> ResidentArm:
@@ -243,8 +252,14 @@ class ProcessLab:
             self._runs += 1
             out = self._folder(f"{self._runs:02d}-timed")
             spec = replace(self._spec, out=str(out), overlay=self._overlay(patch), options={})
-            self._arms[name] = ResidentArm(self._spawn, spec, step_timeout=self._settings.step_timeout_s)
+            arm = self._arms[name] = ResidentArm(self._spawn, spec, step_timeout=self._settings.step_timeout_s)
+            self._windows.setdefault(name, []).append(arm.windows)
         return self._arms[name]
+
+    def block_windows(self, patch: Patch) -> tuple[tuple[float, float], ...]:
+        """When blocks of a patch ran alone on the device, seconds of the monotonic clock: where counters are its
+        own."""
+        return tuple(window for windows in self._windows.get(self._patch_digest(patch), ()) for window in windows)
 
     # ------------------------------------------------------------------------------------------------------ baselines
 
@@ -258,7 +273,7 @@ class ProcessLab:
         self._runs += 1
         out = self._folder(f"{self._runs:02d}-{variant}")
         spec = replace(self._spec, out=str(out), overlay=self._overlay(patch), options={"variant": variant})
-        limit = max(LEAST_START_S, self.seconds_left())
+        limit = self.seconds_left()
         with ResidentArm(self._spawn, spec, plan=BASELINE_PLAN, step_timeout=limit) as arm:
             try:
                 arm.start(limit)
@@ -355,6 +370,20 @@ def _run_to_end(process: Process, timeout: float) -> None:
     done = status.get("status") == "stopped" or (status.get("status") == "ended" and int(status.get("steps", 0)) > 0)
     if not done:
         raise process.failure()
+
+
+def wrong_operators(base: Mapping[str, Any], cand: Mapping[str, Any], rewrites: Sequence[Rewrite]) -> Iterator[str]:
+    """Why the operators that ran are not those the rewrites are for; silent where an arm ended before they were
+    seen."""
+    if "operators" not in base or "operators" not in cand:
+        return
+    ran, before = set(cand["operators"]), set(base["operators"])
+    for rewrite in rewrites:
+        fallback = sorted((ran - before) & set(rewrite.avoids))
+        if fallback:
+            yield f"{rewrite.title} fell back to {fallback[0]}, which is no gain"
+        elif rewrite.runs and not ran & set(rewrite.runs):
+            yield f"{rewrite.title} has no effect: none of {', '.join(rewrite.runs)} ran"
 
 
 def _facts(folder: Path) -> dict[str, Any]:

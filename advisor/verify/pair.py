@@ -33,6 +33,7 @@ class ResidentArm:
         self._timeout = step_timeout
         self._start_timeout = START_TIMEOUT_S
         self._process: Process | None = None
+        self.windows: list[tuple[float, float]] = []  # of every block, seconds of the monotonic clock
         self.restarts = 0
         self.failed = False
         self.out_of_memory = False
@@ -60,10 +61,12 @@ class ResidentArm:
             fresh = self._process is None
             self.start()
             assert self._process is not None
+            begin = time.monotonic()
             self._process.send({"cmd": "block", "steps": steps})
             message = self._next(self._process, self._timeout)
             if message is not None and message["event"] == "block":
                 step_us = tuple(float(value) for value in message["step_us"])
+                self.windows.append((begin, time.monotonic()))
                 return Block(step_us=step_us, wall_us=float(message["wall_us"]), peak_bytes=message["peak_bytes"])
             if fresh or message is None or message["event"] != "ended":
                 raise self._failure(message, f"before a warm-up and a block of {steps} steps fitted in")

@@ -49,12 +49,14 @@ class Recording:
 
     def vector(self, kind: str, name: str) -> Array:
         """The values, or the sketch in their place, in float64."""
-        number = self._rows[kind, name][0]
-        part = "values" if self.whole else "sketch"
-        return np.asarray(self._arrays[f"{number}.{part}"], dtype=np.float64)
+        return self._array(kind, name, "sketch")
 
     def elements(self, kind: str, name: str) -> Array:
         """The values, or the sampled ones, in float64."""
+        return self._array(kind, name, "sample")
+
+    def _array(self, kind: str, name: str, reduced: str) -> Array:
         number = self._rows[kind, name][0]
-        part = "values" if self.whole else "sample"
-        return np.asarray(self._arrays[f"{number}.{part}"], dtype=np.float64)
+        whole = f"{number}.values"
+        found = self._arrays[whole if whole in self._arrays else f"{number}.{reduced}"]
+        return np.asarray(found, dtype=np.float64)

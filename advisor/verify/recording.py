@@ -14,6 +14,7 @@ import torch
 BUCKETS = 1 << 16  # of a sketch, and positions of a sample
 CHUNK = 1 << 22  # elements handled at once, so that a sketch needs little device memory
 FULL_LIMIT = 512 << 20  # bytes of an arm's tensors up to which they are written whole
+WHOLE_OUTPUT = 1 << 23  # elements of an output or buffer up to which it is written whole
 _MASK = 0xFFFFFFFF
 
 
@@ -123,7 +124,8 @@ class Recorder:
     def add(self, kind: str, name: str, value: torch.Tensor) -> None:
         """Record one floating-point tensor; `kind` is gradient, output or buffer."""
         flat = _flat(value)
-        quantity = Quantity(name, flat.numel(), flat.device, self._whole)
+        whole = self._whole and (kind == "gradient" or flat.numel() <= WHOLE_OUTPUT)
+        quantity = Quantity(name, flat.numel(), flat.device, whole)
         with _FreeOrder():
             for part, index in _chunks(flat.numel(), flat.device):
                 quantity.add(flat[part], index)

@@ -14,7 +14,6 @@ from torch import nn
 from advisor.session import SessionPlan
 from advisor.verify.timing import stable
 
-MAX_WARMUP_STEPS = 10_000
 MAX_WARMUP_S = 120.0  # after which timing starts although step times still move
 LEVEL = 10  # steps on both sides of a comparison of medians, for step times too noisy ever to be stable
 
@@ -69,7 +68,8 @@ class TimedPlan(SessionPlan):
             self.warmup_us.append((now - self.last) * 1e6)
         self.last = now
         enough = stable(self.warmup_us) or _level(self.warmup_us)
-        if enough or step + 1 >= MAX_WARMUP_STEPS or now - self.begun > self.max_warmup_s + (self.first_step_s or 0):
+        late = len(self.warmup_us) >= LEVEL and now - self.begun > self.max_warmup_s + (self.first_step_s or 0.0)
+        if enough or late:
             self.warming = False
             self.ready()
 

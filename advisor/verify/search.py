@@ -15,6 +15,7 @@ from advisor.verify.timing import FLOOR, MIN_QUADS, check_floor, judge
 LEAST_RACE_S = 5.0  # time left below which no further race is begun
 ALWAYS_ALLOWED = frozenset({Safety.EXACT})
 OUT_OF_TIME = "the time budget was used up"
+UNMEASURED = "the whole patch was not measured against the script as found"
 AS_FOUND = "as found"
 THE_PATCH = "the patch"
 
@@ -69,9 +70,9 @@ def search(
     """Try `rewrites` in order, each on top of what is kept, and return the one verdict on the patch that is left.
 
     `allow` names the safety levels that may be applied besides EXACT; SUGGEST is never tried. `floor` is the share of a
-    step below which a gain counts as none, `min_quads` the least number of quads behind a judgement, `physical_floor_us`
-    the step time below which the work cannot have been done. The time budget is the lab's; when it is used up the
-    verdict is about the best patch that was proved until then. Errors of the original script are raised.
+    step below which a gain counts as none, `min_quads` the least number of quads behind a judgement,
+    `physical_floor_us` the step time below which the work cannot have been done. The time budget is the lab's; when it
+    is used up the verdict is about the best patch proved until then. Errors of the original script are raised.
     """
 
     def judge_timing(timing: Timing) -> tuple[Outcome, tuple[str, ...]]:
@@ -80,8 +81,10 @@ def search(
 
     hunt = _Search(rewrites, build, lab, allow, judge_timing, on_progress)
     hunt.greedy()
-    hunt.ablate()
     verdict = hunt.conclude()
+    if verdict.outcome is Outcome.IMPROVED:
+        changed = hunt.ablate()
+        verdict = hunt.conclude() if changed else replace(verdict, trials=tuple(hunt.trials))
     if baselines:
         verdict = replace(verdict, baselines=tuple(hunt.baselines(verdict)))
     return verdict
@@ -108,6 +111,7 @@ class _Search:
         self.proofs: dict[tuple[str, ...], Numerics] = {}
         self.timings: dict[str, Timing] = {}
         self.trials: list[Trial] = []
+        self.longest_race_s = 0.0
         self.tried: list[str] = []
         self.unreliable: tuple[str, ...] = ()  # why the script cannot be judged at all
 
@@ -195,11 +199,18 @@ class _Search:
     ) -> Timing | None:
         """Time a candidate; a candidate that fails is recorded and gives None."""
         try:
-            return self.lab.race(below, patch, seconds)
+            return self._timed(below, patch, seconds)
         except TrialFailed as error:
             self._record(rewrite.id, combination, Outcome.FAILED, (str(error),), numerics, None)
             self.rejected[rewrite.id] = str(error)
             return None
+
+    def _timed(self, below: Patch, patch: Patch, seconds: float) -> Timing:
+        """A race, noting how long the longest has taken, start-up included."""
+        before = self.lab.seconds_left()
+        timing = self.lab.race(below, patch, seconds)
+        self.longest_race_s = max(self.longest_race_s, before - self.lab.seconds_left())
+        return timing
 
     def _record(
         self,
@@ -225,27 +236,26 @@ class _Search:
 
     # ------------------------------------------------------------------------------------------------------- ablation
 
-    def ablate(self) -> None:
+    def ablate(self) -> bool:
         """Drop each kept rewrite once; keep the drop if it wins, then retry what the dropped one had excluded.
 
-        The rewrite kept last needs no ablation: its own race was one.
+        The rewrite kept last needs no ablation: its own race was one. Begins a race only where time is left for it and
+        for the race of the whole patch that a drop makes necessary. True when what is kept has changed.
         """
-        for rewrite in list(self.kept[:-1]):
-            if self.lab.seconds_left() < self._reserve() + LEAST_RACE_S:
-                return
+        before = list(self.kept)
+        for rewrite in before[:-1]:
+            if self.lab.seconds_left() < 2.5 * max(self.longest_race_s, LEAST_RACE_S):
+                break
             if rewrite in self.kept and not any(rewrite.finding.rule in other.requires for other in self.kept):
                 self._ablate_one(rewrite)
-
-    def _reserve(self) -> float:
-        """Time kept back for the final race: a fifth of what is left, at least the shortest race."""
-        return max(2 * LEAST_RACE_S, self.lab.seconds_left() / 5)
+        return self.kept != before
 
     def _ablate_one(self, rewrite: Rewrite) -> None:
         rest = [other for other in self.kept if other is not rewrite]
         self.say(f"{rewrite.title}: measuring without it")
         patch = self.build(rest)
         try:
-            timing = self.lab.race(self.build(self.kept), patch, self.lab.seconds_left() / (len(self.kept) + 1))
+            timing = self._timed(self.build(self.kept), patch, self.lab.seconds_left() / (len(self.kept) + 1))
         except TrialFailed as error:
             self._record(f"without {rewrite.id}", rest, Outcome.FAILED, (str(error),), None, None)
             return
@@ -281,13 +291,30 @@ class _Search:
         if not numerics.ok:
             outcome, reasons = Outcome.WRONG, numerics.reasons
         elif timing is None:
-            outcome, reasons = (
-                Outcome.INCONCLUSIVE,
-                (f"{OUT_OF_TIME} before the whole patch was measured against the script as found",),
-            )
+            alone = self._first_alone()
+            if alone is not None:
+                return alone
+            outcome, reasons = Outcome.INCONCLUSIVE, (UNMEASURED,)
         else:
             outcome, reasons = self.judge(timing)
+        if outcome is not Outcome.IMPROVED:  # each was faster on top of the others; the whole is not confirmed
+            for rewrite in self.kept:
+                self.rejected[rewrite.id] = (
+                    f"proved alone, but the whole patch is {outcome.value}: {'; '.join(reasons)}"
+                )
+            self.kept = []
         return self._verdict(outcome, reasons, timing, numerics)
+
+    def _first_alone(self) -> Verdict | None:
+        """The best proven patch where the whole one was not measured: the one measured against the script as found."""
+        first, *others = self.kept
+        own = next((t for t in self.trials if t.label == first.id and not t.against and t.timing is not None), None)
+        if own is None:
+            return None
+        for other in others:
+            self.rejected[other.id] = f"faster on top of {first.id}, but {UNMEASURED}"
+        self.kept = [first]
+        return self._verdict(own.outcome, own.reasons, own.timing, own.numerics)
 
     def _final_timing(self, patch: Patch) -> Timing | None:
         """A new race, unless a single rewrite was tried and its own race is the same one; None when time is up."""
@@ -298,7 +325,7 @@ class _Search:
         self.say("the whole patch: timing against the script as found")
         nothing = self.build(())
         try:
-            timing = self.lab.race(nothing, patch, self.lab.seconds_left())
+            timing = self._timed(nothing, patch, self.lab.seconds_left())
         except TrialFailed as error:
             self._record("the whole patch", self.kept, Outcome.FAILED, (str(error),), None, None, ())
             return None
@@ -329,7 +356,7 @@ class _Search:
             reasons=tuple(reasons),
             kept=_ids(self.kept),
             rejected=dict(self.rejected),
-            saved_us=dict(self.saved),
+            saved_us={name: saved for name, saved in self.saved.items() if name in _ids(self.kept)},
             timing=timing,
             numerics=numerics,
             trials=tuple(self.trials),
@@ -346,7 +373,7 @@ class _Search:
             if patched and not self.kept:
                 continue
             row = self._measured(label, verdict)
-            if row is None and self.lab.seconds_left() < LEAST_RACE_S:
+            if row is None and self.lab.seconds_left() < 4 * LEAST_RACE_S:
                 row = Baseline(label=label, step_us=None, speedup=None, reason=f"not measured: {OUT_OF_TIME}")
             elif row is None:
                 self.say(f"baseline: {label}")

@@ -20,11 +20,11 @@ from advisor.verify.pair import ResidentArm, race
 from advisor.verify.search import TrialFailed, search
 
 STEP = "        optimizer.step()\n"
-SLOW = edited((STEP, STEP + "        import time\n        time.sleep(0.1)\n"))
+SLOW = edited((STEP, STEP + "        import time\n        time.sleep(0.3)\n"))
 
 
 def test_a_right_but_slower_rewrite_is_rejected(make_bench: MakeBench) -> None:
-    settings = dataclasses.replace(QUICK, min_quads=6, max_quads=6, block_s=0.05)
+    settings = dataclasses.replace(QUICK, min_quads=6, max_quads=6, block_s=0.02)
     bench = make_bench(SCRIPT, "--steps", "100000", settings=settings)
     slow = rewrite("sleep")
 
@@ -69,7 +69,7 @@ def test_a_script_too_short_to_time_is_refused(make_bench: MakeBench) -> None:
 
 def test_a_rewrite_that_fails_late_loses_the_race_only(make_bench: MakeBench) -> None:
     bench = make_bench(SCRIPT, "--steps", "100000")
-    late = edited((STEP, STEP + "        assert step < 40, 'late'\n"))
+    late = edited((STEP, STEP + "        assert step < 12, 'late'\n"))
     with pytest.raises(TrialFailed, match="the rewritten script fails: the script raised AssertionError: late"):
         bench.lab.race(NOTHING, patch_of(late), 60.0)
 

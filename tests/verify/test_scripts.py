@@ -67,6 +67,27 @@ def test_standard_input_is_empty(make_bench: MakeBench) -> None:
         bench.lab.prove(NOTHING)
 
 
+def test_a_batch_that_does_not_fit_is_cut_in_every_arm(make_bench: MakeBench) -> None:
+    line = "        h = self.tokens(x) + self.places\n"
+    full = "        if x.size(0) > 4:\n            raise torch.OutOfMemoryError('out of memory')\n"
+    found = make_bench(edited((line, full + line))).prove((SCORES, FUSED))
+    assert found.ok, found.reasons
+    assert any("first 1/4 of every batch" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["h = h + self.norm(h.float())", "h = h + torch.rand(h.shape, dtype=h.dtype)"],
+    ids=["insists on float32", "draws in the model's dtype"],
+)
+def test_where_double_precision_does_not_work_the_reference_is_single(make_bench: MakeBench, line: str) -> None:
+    bench = make_bench(edited(("        h = h + self.mlp(h)\n", f"        h = h + self.mlp(h)\n        {line}\n")))
+    found = bench.prove((SCORES, FUSED))
+    assert found.ok, found.reasons
+    assert found.reference == "float32"
+    assert any("no more precise" in note for note in found.notes)
+
+
 def test_right_and_wrong_under_autocast(make_bench: MakeBench) -> None:
     bench = make_bench(SCRIPT, "--bf16")
     right = bench.prove((SCORES, FUSED))

@@ -9,7 +9,7 @@ from verify_bench import rewrite
 
 from advisor.model import Baseline, Numerics, Outcome, Patch, Rewrite, Safety, Timing, Verdict
 from advisor.verify.numerics import NOT_REPRODUCIBLE
-from advisor.verify.search import OUT_OF_TIME, TrialFailed, search
+from advisor.verify.search import OUT_OF_TIME, UNMEASURED, TrialFailed, search
 
 ALLOWED = frozenset({Safety.NUMERICS, Safety.PRECISION})
 Cost = Callable[[frozenset[str]], float]
@@ -92,13 +92,13 @@ def test_each_rewrite_is_measured_on_top_of_what_is_kept() -> None:
     assert verdict.outcome is Outcome.IMPROVED
     assert rules(verdict) == ["a", "c"]
     races = [line for line in lab.log if line.startswith("race")]
-    assert races == ["race  > a", "race a > a+b", "race a > a+c", "race a+c > c", "race  > a+c"]
+    assert races == ["race  > a", "race a > a+b", "race a > a+c", "race  > a+c", "race a+c > c"]
     assert verdict.saved_us == {"a@train.py:1": 100.0, "c@train.py:1": 200.0}
     assert verdict.timing is not None
     assert verdict.timing.speedup == 1000 / 700
     assert "all below" in verdict.rejected["b@train.py:1"]
     assert [trial.outcome.value for trial in verdict.trials] == [
-        *("improved", "regressed", "improved", "regressed", "improved")
+        *("improved", "regressed", "improved", "improved", "regressed")
     ]
 
 
@@ -188,11 +188,29 @@ def test_only_allowed_levels_are_tried() -> None:
 def test_a_used_up_budget_ends_with_what_is_proved() -> None:
     lab = MockLab(gains(a=100, b=100, c=100), seconds=25, race_s=12)
     verdict = hunt(lab, rewrite("a"), rewrite("b"), rewrite("c"), baselines=True)
-    assert rules(verdict) == ["a", "b"]
-    assert verdict.outcome is Outcome.INCONCLUSIVE
-    assert verdict.reasons == (f"{OUT_OF_TIME} before the whole patch was measured against the script as found",)
-    assert verdict.rejected == {"c@train.py:1": f"not tried: {OUT_OF_TIME}"}
-    assert {row.reason for row in verdict.baselines} == {f"not measured: {OUT_OF_TIME}"}
+    assert (rules(verdict), verdict.outcome) == (["a"], Outcome.IMPROVED)
+    assert verdict.timing is verdict.trials[0].timing
+    assert verdict.saved_us == {"a@train.py:1": 100.0}
+    assert verdict.rejected == {
+        "b@train.py:1": f"faster on top of a@train.py:1, but {UNMEASURED}",
+        "c@train.py:1": f"not tried: {OUT_OF_TIME}",
+    }
+    late = [row.label for row in verdict.baselines if row.reason == f"not measured: {OUT_OF_TIME}"]
+    assert late == ["as found + TF32", "as found + torch.compile", "the patch + torch.compile"]
+
+
+def test_a_whole_that_is_not_faster_is_not_kept() -> None:
+    def cost(found: frozenset[str]) -> float:
+        return {frozenset(): 1000.0, frozenset("a"): 900.0, frozenset("ab"): 800.0}.get(found, 1000.0)
+
+    lab = MockLab(cost)
+    race = lab.race
+    lab.race = lambda kept, candidate, seconds: race(  # type: ignore[method-assign]
+        kept, candidate if names(kept) or len(names(candidate)) < 2 else kept, seconds
+    )
+    verdict = hunt(lab, rewrite("a"), rewrite("b"))
+    assert (verdict.outcome, verdict.kept, verdict.saved_us) == (Outcome.NEUTRAL, (), {})
+    assert verdict.rejected["a@train.py:1"].startswith("proved alone, but the whole patch is neutral")
 
 
 def test_no_time_at_all_proves_nothing() -> None:

@@ -23,6 +23,7 @@ parser.add_argument("--steps", type=int, default=40)
 parser.add_argument("--dropout", type=float, default=0.1)
 parser.add_argument("--bf16", action="store_true")
 args = parser.parse_args()
+torch.set_num_threads(1)
 torch.manual_seed(3)
 
 
