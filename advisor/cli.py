@@ -119,7 +119,7 @@ def _interrupted(stage: str | None, run: str | None) -> None:
 def _console() -> Console:
     from rich.console import Console
 
-    return Console(highlight=False)
+    return Console(highlight=False, width=None if sys.stdout.isatty() else 100)
 
 
 def _show(report: Any, folder: Path, as_json: bool) -> None:

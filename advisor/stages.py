@@ -251,6 +251,8 @@ def verify(job: Job, profile: Profile, planned: plan.Plan) -> Verdict:
                 lambda rewrites: patch.build(rewrites, job.read),
                 lab,
                 allow=frozenset(Safety(name) for name in config.allow),
+                min_quads=config.min_quads,
+                physical_floor_us=_physical_floor_us(profile),
                 baselines=config.baselines,
                 on_progress=job.progress.doing,
             )
@@ -266,6 +268,12 @@ def verify(job: Job, profile: Profile, planned: plan.Plan) -> Verdict:
     job.run.write_json("verdicts.json", summary.plain(verdict))
     job.progress.note(f"{verdict.outcome.value}, {counted(len(verdict.trials), 'trial')}")
     return verdict
+
+
+def _physical_floor_us(profile: Profile) -> float | None:
+    """Least step time the model's arithmetic needs at the datasheet's peak; None where there is no datasheet."""
+    flops, peaks = profile.utilisation.model_flops_per_step, profile.hardware.peak_flops
+    return flops / max(peaks.values()) * 1e6 if flops and peaks else None
 
 
 def _batch_divisor(profile: Profile) -> int:
