@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +67,7 @@ def git(folder: Path, *arguments: str) -> str:
 
 
 @pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A git repository with the recorded script, and a run of it that ended after capture."""
     shutil.copy(DATA / "train.py", tmp_path / "train.py")
     run = tmp_path / ".advisor" / "runs" / RUN
@@ -83,7 +83,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     git(tmp_path, "commit", "-qm", "found")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(stages, "ProcessLab", FakeLab)
-    yield tmp_path
+    return tmp_path
 
 
 def advisor(*arguments: str) -> int:
