@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from advisor.codemod import apply
 from advisor.errors import ArtifactError, DirtyTreeError, OutputError, UsageError
 from advisor.machine import git
-from advisor.model import Span
+from advisor.model import Patch
 from advisor.redact import Redactor
-from advisor.rundir import RunDir, request_of
+from advisor.rundir import RunDir, request_of, root_of
 from advisor.source import Source
 
 
@@ -26,10 +26,10 @@ def apply_run(folder: Path, *, allow_dirty: bool = False) -> list[str]:
     if not run.has("patch.json"):
         raise UsageError(f"run {run.id} was interrupted: go on with `advisor optimize --resume {run.id}`")
     stored = run.read_json("patch.json")
-    if not stored["edits"]:
+    if not stored["files"]:
         raise UsageError(f"run {run.id} has no proven patch: its outcome is {run.read_json('report.json')['outcome']}")
-    root = (run.path / str(request["root"])).resolve()
-    texts = {path: _patched(root, path, digest, stored["edits"], run.id) for path, digest in stored["base"].items()}
+    root = root_of(run, request)
+    texts = {path: _patched(root, path, file, run.id) for path, file in stored["files"].items()}
     if not allow_dirty:
         _check_clean(root)
     for path, text in texts.items():
@@ -37,12 +37,31 @@ def apply_run(folder: Path, *, allow_dirty: bool = False) -> list[str]:
     return sorted(texts)
 
 
-def _patched(root: Path, path: str, digest: str, edits: list[list[Any]], run: str) -> str:
-    """The text of one file with its edits, checked against the text they were proved on."""
-    source = Source.read(root, path)
-    if source.sha256 != digest:
+def apply_patch(root: Path, patch: Patch) -> list[str]:
+    """Put a patch that has just been proved into a clean tree; the sources must still be those it was proved on."""
+    for path, digest in patch.base.items():
+        if Source.read(root, path).sha256 != digest:
+            raise ArtifactError(f"{path} has changed while the run went on: run `advisor optimize` on it again")
+    _check_clean(root)
+    for path, text in patch.sources.items():
+        _write(root / path, text)
+    return sorted(patch.sources)
+
+
+def _patched(root: Path, path: str, file: Mapping[str, Any], run: str) -> str:
+    """The text of one file with its edits, checked against the text they were proved on and the text that was
+    proved."""
+    text = Source.read(root, path).text
+    if Source(path, text).sha256 != file["base"]:
         raise ArtifactError(f"{path} has changed since run {run}: run `advisor optimize` on it again")
-    return apply(source, [(Span(**span), text) for span, text in edits if span["path"] == path])
+    for begin, end, new in reversed(file["replacements"]):
+        text = text[:begin] + new + text[end:]
+    if Source(path, text).sha256 != file["result"]:
+        raise ArtifactError(
+            f"the stored patch of {path} is not the text that was proved, because it held what looks like a secret or "
+            "a private path: run `advisor optimize --apply`, which stores nothing in between"
+        )
+    return text
 
 
 def _check_clean(root: Path) -> None:

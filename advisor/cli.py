@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import advisor
-from advisor.errors import AdvisorError, UsageError
+from advisor.errors import AdvisorError, ArtifactError, UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from advisor.job import Request
 
 INTERRUPTED = 130
 NOT_CONFIRMED = 1
@@ -98,11 +101,14 @@ def optimize(
     try:
         result = optimize(request, progress)
     except KeyboardInterrupt:
-        _interrupted(progress.current, request.run_id)
+        _interrupted(progress.current, request)
         raise SystemExit(INTERRUPTED) from None
     _show(result.report, result.folder, as_json)
     if apply_patch and result.report.outcome == "improved":
-        _apply(result.folder, allow_dirty=False)
+        from advisor.application import apply_patch as put
+
+        for path in put(result.root, result.patch):
+            click.echo(f"changed {path}", err=as_json)
     for error in result.errors:
         show_error(error)
     if result.errors:
@@ -110,10 +116,18 @@ def optimize(
     raise SystemExit(0 if result.report.outcome == "improved" else NOT_CONFIRMED)
 
 
-def _interrupted(stage: str | None, run: str | None) -> None:
+def _interrupted(stage: str | None, request: Request) -> None:
     where = f" in {stage}" if stage else ""
-    hint = f": go on with `advisor optimize --resume {run}`" if run else ""
+    out = f" --out {request.out}" if request.out else ""
+    hint = f": go on with `advisor optimize --resume {request.run_id}{out}`" if request.run_id else ""
     click.echo(f"\ninterrupted{where}{hint}", err=True)
+
+
+def shown(path: str) -> str:
+    """A path as it may be shown: `~` for the home folder."""
+    from advisor.redact import Redactor
+
+    return Redactor.of_machine().text(path)
 
 
 def _console() -> Console:
@@ -129,7 +143,8 @@ def _show(report: Any, folder: Path, as_json: bool) -> None:
     if as_json:
         click.echo(render_json(report))
     else:
-        render_terminal(report, _console(), folder=str(folder))
+        inside = os.path.relpath(folder)
+        render_terminal(report, _console(), folder=inside if not inside.startswith("..") else shown(str(folder)))
 
 
 @cli.command()
@@ -164,7 +179,12 @@ def report(run: str | None, out: Path | None, as_json: bool, html: bool) -> None
     from advisor.rundir import find
 
     found = find(run, out, Redactor.of_machine())
-    document = from_document(found.read_json("report.json"))
+    try:
+        document = from_document(found.read_json("report.json"))
+    except ValueError as error:
+        raise ArtifactError(
+            f"report.json of run {found.id} cannot be read: {error}: run `advisor optimize` again"
+        ) from error
     if html:
         found.write("report.html", render_html(document))
         click.echo(found.path / "report.html")
@@ -197,7 +217,9 @@ def explain(rule: str, rules_folder: Path | None) -> None:
 
     from advisor.registry import load
 
-    loaded, _ = load(rules_folder)
+    loaded, errors = load(rules_folder)
+    for error in errors:
+        show_error(error)
     item = loaded.get(rule)
     if item is None:
         near = difflib.get_close_matches(rule, loaded, 1)

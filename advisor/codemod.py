@@ -252,6 +252,19 @@ def add_import(source: Source, statement: str) -> Edit:
 # ------------------------------------------------------------------------------------------------------------ applying
 
 
+def replacements(source: Source, edits: Sequence[Edit]) -> list[tuple[int, int, str]]:
+    """The edits as (begin, end, text) by character, in order, without the ends that old and new text share."""
+    found = set()
+    for span, text in edits:
+        begin, end = source.offset(span.line, span.column), _end(source, span)
+        while begin < end and text and source.text[begin] == text[0]:
+            begin, text = begin + 1, text[1:]
+        while begin < end and text and source.text[end - 1] == text[-1]:
+            end, text = end - 1, text[:-1]
+        found.add((begin, end, text))
+    return sorted(found)
+
+
 class Conflict(Exception):
     """Two edits overlap."""
 

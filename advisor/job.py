@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sys
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from typing import Any
 
 from advisor import rundir
 from advisor.capture.launch import Child
-from advisor.config import Config
+from advisor.config import Config, merge
 from advisor.errors import UsageError
 from advisor.machine import project_root
 from advisor.progress import Progress
@@ -72,33 +73,61 @@ class Job:
         return Child(spec, interpreter=self.config.python or sys.executable, redact=self.run.redactor.text)
 
 
+KEPT = (
+    "steps profile_steps warmup allow worth select ignore peak_flops trajectory_steps min_quads seed"
+).split()  # settings a resumed run takes over; its time, folders and interpreter are those of the new command
+
+
 def begin(request: Request, progress: Progress) -> Job:
-    redactor = Redactor.of_machine()
+    """A new run, or the interrupted one named by `request.resume`; raises UsageError where the two cannot be told."""
     if request.resume is not None:
-        run = rundir.find(request.resume, request.out, redactor)
-        asked = rundir.request_of(run)
-        root = (run.path / asked["root"]).resolve()
-        script, arguments, entry = root / asked["script"], tuple(asked["arguments"]), asked["entry"]
-    else:
-        assert request.script is not None
-        if not request.script.exists():
-            raise UsageError(f"no such file: {request.script}")
-        script, arguments, entry = request.script.resolve(), request.arguments, request.entry
-        root = project_root(script)
-        Source.read(root, os.path.relpath(script, root))
-        run = rundir.create(request.out, redactor)
+        return _resumed(request, progress)
+    assert request.script is not None
+    if not request.script.exists():
+        raise UsageError(f"no such file: {request.script}")
+    script = request.script.resolve()
+    root = project_root(script)
+    Source.read(root, os.path.relpath(script, root))
+    run = rundir.create(request.out, Redactor.of_machine())
     request.run_id = run.id
-    job = Job(script, arguments, entry, root, request.config, run, progress)
-    job.read(os.path.relpath(script, root))
-    if request.resume is None:
-        run.write_json(
-            rundir.REQUEST,
-            {
-                "schema": SCHEMA,
-                "script": os.path.relpath(script, root),
-                "arguments": list(arguments),
-                "entry": entry,
-                "root": os.path.relpath(root, run.path.resolve()),
-            },
+    stored = {
+        "schema": SCHEMA,
+        "script": os.path.relpath(script, root),
+        "arguments": list(request.arguments),
+        "arguments_sha256": _digest(request.arguments),
+        "entry": request.entry,
+        "root": os.path.relpath(root, run.path.resolve()),
+        "folder": os.path.relpath(Path.cwd(), root),
+        "config": {name: getattr(request.config, name) for name in KEPT},
+    }
+    run.write_json(rundir.REQUEST, stored)
+    return Job(script, request.arguments, request.entry, root, request.config, run, progress)
+
+
+def _resumed(request: Request, progress: Progress) -> Job:
+    """The interrupted run as it was asked for; arguments that are not stored, being secret, must be given again."""
+    run = rundir.find(request.resume, request.out, Redactor.of_machine())
+    request.run_id = run.id
+    asked = rundir.request_of(run)
+    root = rundir.root_of(run, asked)
+    script = root / asked["script"]
+    if request.script is not None and request.script.resolve() != script.resolve():
+        raise UsageError(f"run {run.id} is of {asked['script']}: leave the script out, or start a new run")
+    arguments = request.arguments or tuple(asked["arguments"])
+    if _digest(arguments) != asked.get("arguments_sha256", _digest(arguments)):
+        raise UsageError(
+            f"the arguments of run {run.id} are not stored as given, because they hold a secret or a private path: "
+            f"repeat them, as in advisor optimize --resume {run.id} {asked['script']} -- ARGUMENTS"
         )
+    if os.path.relpath(Path.cwd(), root) != asked.get("folder", os.path.relpath(Path.cwd(), root)):
+        raise UsageError(f"run {run.id} was started in {asked['folder']} of the project: resume it from there")
+    config = merge(
+        request.config, **{k: tuple(v) if isinstance(v, list) else v for k, v in asked.get("config", {}).items()}
+    )
+    job = Job(script, arguments, asked["entry"], root, config, run, progress)
+    job.read(os.path.relpath(script, root))
     return job
+
+
+def _digest(arguments: tuple[str, ...]) -> str:
+    return hashlib.sha256("\0".join(arguments).encode()).hexdigest()

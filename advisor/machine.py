@@ -2,18 +2,39 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import hashlib
+import itertools
 import os
 import platform
 import re
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import advisor
 from advisor.model import Environment, Hardware
 from advisor.redact import environment_allow_list
+
+MAX_SOURCES = 5000  # source files hashed into a fingerprint
+SKIPPED_FOLDERS = ("site-packages", "node_modules", "__pycache__", "venv")
+
+
+def sources_digest(script: Path, root: Path) -> str:
+    """Hash of the script and of every Python source of its project, libraries not included."""
+    digest = hashlib.sha256()
+    for path in itertools.islice(itertools.chain([script], _source_files(root)), MAX_SOURCES):
+        with contextlib.suppress(OSError):  # a dangling link
+            digest.update(os.path.relpath(path, root).encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def _source_files(root: Path) -> Iterator[Path]:
+    for folder, inside, names in os.walk(root):
+        inside[:] = sorted(n for n in inside if not n.startswith(".") and n not in SKIPPED_FOLDERS)
+        yield from (Path(folder) / name for name in sorted(names) if name.endswith(".py"))
 
 
 def project_root(script: Path) -> Path:

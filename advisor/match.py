@@ -30,7 +30,8 @@ def available(profile: Profile) -> frozenset[str]:
     """What the profile holds, in the words rules use for their needs."""
     present = {
         "steps": bool(profile.step_us),
-        "kineto": bool(profile.costs) or bool(len(profile.operators)),
+        "kineto": bool(len(profile.operators)) and "trace" not in profile.missing,
+        "links": bool(profile.costs) and "trace" not in profile.missing,
         "graph": bool(profile.graphs),
         "optimizers": bool(profile.optimizers),
         "loaders": bool(profile.loaders),

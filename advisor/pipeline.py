@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from advisor import patch, plan, stages
+from advisor import stages
 from advisor.errors import RuleError
 from advisor.job import Request, begin
-from advisor.model import Report, Safety
+from advisor.model import Patch, Report
 from advisor.progress import Progress
 
 
 @dataclass(frozen=True)
 class Result:
-    """The report, where it lies, and the errors of rules that raised."""
+    """The report, where it lies, the proven patch and its project, and the errors of rules that raised."""
 
     report: Report
     folder: Path
+    root: Path
+    patch: Patch
     errors: tuple[RuleError, ...]
 
 
@@ -32,18 +33,13 @@ def optimize(request: Request, progress: Progress) -> Result:
     with progress.stage("analyze"):
         profile = stages.analyse(job, recorded)
     with progress.stage("match"):
-        rules, matches, errors = stages.find(job, profile)
+        matched = stages.find(job, profile)
     with progress.stage("plan"):
-        planned = plan.plan(matches.findings, rules, job.read, frozenset(Safety(name) for name in job.config.allow))
-        errors = (*errors, *planned.errors)
-        progress.note(stages.counted(len(planned.rewrites), "rewrite") + " to try")
-        job.run.write_json("plan.json", {"order": [r.id for r in planned.rewrites]})
+        planned = stages.order(job, matched)
     with progress.stage("patch"):
-        whole = patch.build(planned.rewrites, job.read)
-        progress.note(stages.counted(len(whole.sources), "file") + " to change")
+        stages.check_patch(job, planned)
     with progress.stage("verify"):
         verdict = stages.verify(job, profile, planned)
     with progress.stage("report"):
-        report = stages.report(job, profile, matches, planned, verdict, rules, errors)
-        progress.note(f"{os.path.relpath(job.run.path / 'report.html')}")
-    return Result(report, job.run.path, errors)
+        report, proven, errors = stages.report(job, profile, matched, planned, verdict)
+    return Result(report, job.run.path, job.root, proven, errors)

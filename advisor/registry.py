@@ -16,7 +16,8 @@ from pathlib import Path
 from types import ModuleType
 
 from advisor.errors import RuleError, UsageError
-from advisor.rule import Rule
+from advisor.model import Safety
+from advisor.rule import NEEDS, Rule
 
 GROUP = "advisor.rules"
 HEADINGS = ("What it does", "Why it costs", "When not to", "Fix safety", "References")
@@ -57,6 +58,21 @@ def load(folder: Path | None = None) -> tuple[dict[str, Loaded], tuple[RuleError
     return dict(sorted(found.items())), tuple(errors)
 
 
+def _check_class(cls: type[Rule], module: ModuleType) -> None:
+    """What a rule must say of itself before it can be asked anything; raises UsageError with the attribute to mend."""
+    identifier = getattr(cls, "id", None)
+    if not isinstance(identifier, str):
+        raise UsageError(f'{cls.__name__} has no id: add id = "{module.__name__.rsplit(".", 1)[-1].replace("_", "-")}"')
+    stem = module.__name__.rsplit(".", 1)[-1]
+    if identifier.replace("-", "_") != stem.replace("-", "_"):
+        raise UsageError(f"rule {identifier} stands in {stem}.py: the file is named as the rule, with underscores")
+    if not isinstance(getattr(cls, "safety", None), Safety):
+        raise UsageError(f"rule {identifier} has no safety: add safety = Safety.NUMERICS, or the level that is true")
+    unknown = [need for need in cls.needs if need not in NEEDS]
+    if unknown:
+        raise UsageError(f"rule {identifier} needs {unknown[0]!r}, which no profile holds: one of {', '.join(NEEDS)}")
+
+
 def _as_module(value: object) -> ModuleType:
     module = value if isinstance(value, ModuleType) else inspect.getmodule(value)
     assert module is not None
@@ -68,8 +84,8 @@ def _guarded(errors: list[RuleError], name: str) -> Iterator[None]:
     """Foreign code may raise anything; it becomes an error of that rule and the others still load."""
     try:
         yield
-    except UsageError:
-        raise
+    except UsageError as error:
+        errors.append(RuleError(f"rule {name} could not be loaded: {error}"))
     except Exception as error:  # noqa: BLE001 - a rule that raises is reported by id, the others still count
         errors.append(RuleError(f"rule {name} could not be loaded: {error}", detail=traceback.format_exc()))
 
@@ -92,6 +108,7 @@ def _add(found: dict[str, Loaded], module: ModuleType, origin: str) -> None:
             and not inspect.isabstract(cls)
             and cls.__module__ == module.__name__
         ):
+            _check_class(cls, module)
             rule = cls()
             if rule.id in found:
                 raise UsageError(f"two rules are called {rule.id}: {found[rule.id].origin} and {origin}")

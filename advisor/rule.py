@@ -17,12 +17,14 @@ from advisor.model import (
     Graph,
     Node,
     NodeCost,
+    OptimizerUse,
     Profile,
     Rewrite,
     Safety,
     Span,
 )
 from advisor.patterns import NearMiss, Region
+from advisor.roofline import BYTES, optimizer_bytes
 from advisor.source import Source
 
 # ------------------------------------------------------------------------------------------------------------- examples
@@ -95,9 +97,10 @@ class Context:
         assert median is not None
         return median
 
-    def cost_us(self, graph: int, nodes: Iterable[int]) -> float:
-        """Measured forward and backward time per step of some nodes of a graph."""
-        return sum(self.costs[(graph, n)].total_us for n in nodes if (graph, n) in self.costs)
+    def cost_us(self, graph: int, nodes: Iterable[int]) -> float | None:
+        """Measured forward and backward time per step of some nodes of a graph, None where none of them has any."""
+        known = [self.costs[(graph, n)].total_us for n in nodes if (graph, n) in self.costs]
+        return sum(known) if known else None
 
     def floor_us(self, flops: float, least_bytes: float, dtype: str | None) -> float:
         """Physical floor of a region, max(FLOPs / peak, bytes / bandwidth); 0 where the device's figures are
@@ -109,12 +112,13 @@ class Context:
         times = [flops / peak if peak else 0.0, least_bytes / bandwidth if bandwidth else 0.0]
         return max(times) * 1e6
 
+    def optimizer_floor_us(self, use: OptimizerUse) -> float:
+        """Floor of one update: gradient read, parameter and state read and written once; 0 where not known."""
+        return self.floor_us(0.0, optimizer_bytes([use]) or 0.0, None)
+
     def gate(self, rule: Rule) -> float:
         """Share of a step below which the rule stays silent."""
         return rule.worth if self.worth is None else self.worth
-
-
-DTYPE_BYTES: Mapping[str, int] = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "bool": 1}
 
 
 def tensor_bytes(node: Node) -> int:
@@ -124,22 +128,24 @@ def tensor_bytes(node: Node) -> int:
     count = 1
     for size in node.shape:
         count *= size
-    return count * DTYPE_BYTES.get(node.dtype or "", 4)
+    return count * BYTES.get(node.dtype or "", 4)
 
 
 # ----------------------------------------------------------------------------------------------------------------- rule
+
+NEEDS = ("steps", "kineto", "graph", "links", "optimizers", "loaders")  # what a profile can hold, as rules name it
 
 
 class Rule(ABC):
     """One piece of knowledge. Neither method touches the rule, a global, a device or a file.
 
-    `needs` names what the profile must hold ("kineto", "graph", "optimizers", "loaders", "steps"); `worth` is the share
+    `needs` names what the profile must hold (words of NEEDS); `worth` is the share
     of a step below which a finding is noise; `tolerance` the error floor of the rewrite in machine epsilons.
     """
 
     id: ClassVar[str]
     safety: ClassVar[Safety]
-    needs: ClassVar[tuple[str, ...]] = ("steps",)
+    needs: ClassVar[tuple[str, ...]] = ("steps",)  # words of NEEDS
     worth: ClassVar[float] = 0.02
     tolerance: ClassVar[float] = 16.0
     group: ClassVar[str | None] = None
@@ -217,9 +223,10 @@ class Site:
     alignment: alignment.Alignment
     cost_us: float
 
-    def text(self, node: int) -> str:
-        """Source of the expression bound to a boundary node."""
-        return self.alignment.source.segment(self.alignment.values[node].expression)
+    def pairs(self, ctx: Context) -> list[tuple[Region, Graph]]:
+        """Every region with the graph it lies in."""
+        graphs = {g.index: g for g in ctx.graphs}
+        return [(region, graphs[region.graph]) for region in self.regions]
 
     def span_of(self, node: int) -> Span:
         """Span of the expression bound to a boundary node."""
@@ -229,7 +236,7 @@ class Site:
 class GraphRule(Rule):
     """A rule that looks for regions of the captured graphs and rewrites the lines that computed them."""
 
-    needs = ("steps", "kineto", "graph")
+    needs = ("steps", "graph", "links")
     order = 30
 
     @abstractmethod
@@ -271,7 +278,9 @@ class GraphRule(Rule):
         other = _unmatched(graphs, regions, span)
         if other is not None:
             return self.decline(span, f"the same code also computes something else: {other}")
-        cost = sum(ctx.cost_us(r.graph, r.inner) for r in regions)
+        cost = _cost_of(ctx, regions)
+        if cost is None:
+            return self.decline(span, UNLINKED, needs=("links",))
         share = cost / ctx.step_us
         if share < ctx.gate(self):
             return self.decline(span, f"it takes {share:.1%} of the step")
@@ -288,7 +297,9 @@ class GraphRule(Rule):
     ) -> Finding | Decline:
         """A finding at the user's call of the library; it is shown, never rewritten."""
         span = graphs[regions[0].graph].span
-        cost = sum(ctx.cost_us(r.graph, r.inner) for r in regions)
+        cost = _cost_of(ctx, regions)
+        if cost is None:
+            return self.decline(span, f"{place}: {UNLINKED}", needs=("links",))
         share = cost / ctx.step_us
         if span is None or share < ctx.gate(self):
             return self.decline(span, f"{place} takes {share:.1%} of the step")
@@ -304,6 +315,15 @@ class GraphRule(Rule):
             ),
             library=place,
         )
+
+
+UNLINKED = "cannot tell: no measured time could be linked to it"
+
+
+def _cost_of(ctx: Context, regions: Iterable[Region]) -> float | None:
+    """Measured time per step of several regions, None where none could be linked."""
+    known = [cost for r in regions if (cost := ctx.cost_us(r.graph, r.inner)) is not None]
+    return sum(known) if known else None
 
 
 def _library_place(node: Node) -> str:

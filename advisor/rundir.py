@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from advisor.errors import ArtifactError, OutputError, UsageError
+from advisor.machine import project_root
 from advisor.redact import Redactor
 
 FOLDER = ".advisor"
@@ -131,8 +132,19 @@ def _short(path: Path) -> str:
     return relative if not relative.startswith("..") else str(path)
 
 
+def root_of(run: RunDir, request: Mapping[str, Any]) -> Path:
+    """The project a run belongs to; raises UsageError where it is not where it was."""
+    stored = (run.path / str(request["root"])).resolve()
+    script = str(request["script"])
+    for root in (stored, project_root(Path.cwd() / script)):  # the stored path is redacted where it names a home folder
+        if (root / script).is_file():
+            return root
+    raise UsageError(f"{script} of run {run.id} is not found: run this inside its project")
+
+
 def request_of(run: RunDir) -> Mapping[str, Any]:
     """What the run was asked to do."""
     found = run.read_json(REQUEST)
-    assert isinstance(found, dict)
+    if not isinstance(found, dict) or not {"script", "arguments", "root", "entry"} <= set(found):
+        raise ArtifactError(f"{REQUEST} of run {run.id} is of another version: run `advisor optimize` again")
     return found

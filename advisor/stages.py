@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,8 +15,9 @@ from typing import Any
 from advisor import analyze, match, patch, plan, registry, summary
 from advisor.capture.counters import Recording, Sampler, summarise, summarise_windows, visible_device
 from advisor.capture.launch import Child
+from advisor.codemod import replacements
 from advisor.correlate import Correlation, correlate
-from advisor.errors import NoStepsError, RuleError, ScriptError, UsageError
+from advisor.errors import ArtifactError, NoStepsError, RuleError, ScriptError, UsageError
 from advisor.hardware import lookup, reference_peak
 from advisor.ingest.graph import read_graphs
 from advisor.ingest.kineto import Trace, read_trace
@@ -24,6 +25,8 @@ from advisor.ingest.probe import DeviceFacts, ProbeFacts, read_probe
 from advisor.job import Job
 from advisor.machine import environment
 from advisor.model import Graph, Hardware, Outcome, Patch, Profile, Report, Safety, Verdict
+from advisor.rule import Rule
+from advisor.source import Source
 from advisor.verify.lab import ProcessLab, Settings
 from advisor.verify.search import search
 
@@ -50,6 +53,9 @@ def counted(count: int, noun: str) -> str:
 
 def capture(job: Job) -> None:
     if job.run.has("probe.json") and job.run.has("capture.json"):
+        for path, digest in job.run.read_json("capture.json")["sources"].items():
+            if job.read(path).sha256 != digest:
+                raise ArtifactError(f"{path} has changed since run {job.run.id} was recorded: start a new run")
         job.progress.note("taken from the interrupted run")
         return
     work = job.run.folder("work") / "capture"
@@ -69,8 +75,28 @@ def capture(job: Job) -> None:
     for name in ("trace.json.gz", "annotated.json.gz"):
         job.run.seal_trace(name)
     window = [marks[name] for name in ("timing", "profiling") if name in marks]
-    job.run.write_json("capture.json", {"steps": child.status().get("steps"), "timed_s": window})
+    sources = {path: job.read(path).sha256 for path in sorted(_recorded_sources(job))}
+    recorded = {"steps": child.status().get("steps"), "timed_s": window, "sources": sources}
+    job.run.write_json("capture.json", recorded)
     shutil.rmtree(work.parent, ignore_errors=True)
+
+
+def _recorded_sources(job: Job) -> set[str]:
+    """The user's files that the recordings point into: their lines must not move under the run."""
+    found = {os.path.relpath(job.script, job.root)}
+
+    def walk(value: Any) -> None:
+        if isinstance(value, dict):
+            path = value.get("path")
+            if isinstance(path, str) and "line" in value and (job.root / path).is_file():
+                found.add(path)
+        for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+            walk(item)
+
+    for name in ("graph.json", "probe.json"):
+        if job.run.has(name):
+            walk(job.run.read_json(name))
+    return found
 
 
 @contextmanager
@@ -204,7 +230,17 @@ def _note_profile(job: Job, profile: Profile) -> None:
 # -------------------------------------------------------------------------------------------------------- match, verify
 
 
-def find(job: Job, profile: Profile) -> tuple[dict[str, Any], match.Matches, tuple[RuleError, ...]]:
+@dataclass(frozen=True)
+class Matched:
+    """The rules that were asked, what they said, and the errors of rules that raised or could not be loaded."""
+
+    rules: dict[str, Rule]
+    matches: match.Matches
+    errors: tuple[RuleError, ...]
+
+
+def find(job: Job, profile: Profile) -> Matched:
+    """Stage 4: ask the selected rules; leaves findings.json."""
     folder = Path(job.config.rules_folder) if job.config.rules_folder else None
     loaded, errors = registry.load(folder)
     unknown = [r for r in (*job.config.select, *job.config.ignore) if r not in loaded]
@@ -226,7 +262,24 @@ def find(job: Job, profile: Profile) -> tuple[dict[str, Any], match.Matches, tup
         },
     )
     job.progress.note(f"{counted(len(matches.findings), 'finding')}, {counted(len(matches.declines), 'decline')}")
-    return rules, matches, (*errors, *matches.errors)
+    return Matched(rules, matches, (*errors, *matches.errors))
+
+
+def order(job: Job, matched: Matched) -> plan.Plan:
+    """Stage 5: the rewrites in the order in which they are tried; leaves plan.json."""
+    allowed = frozenset(Safety(name) for name in job.config.allow)
+    planned = plan.plan(matched.matches.findings, matched.rules, job.read, allowed)
+    suggested = [{"finding": f"{finding.rule}@{finding.span}", "reason": why} for finding, why in planned.suggestions]
+    job.run.write_json("plan.json", {"order": [r.id for r in planned.rewrites], "suggested": suggested})
+    job.progress.note(counted(len(planned.rewrites), "rewrite") + " to try")
+    return planned
+
+
+def check_patch(job: Job, planned: plan.Plan) -> None:
+    """Stage 6: all rewrites together; what does not fit is known before any process starts."""
+    whole = patch.build(planned.rewrites, job.read)
+    left = f", {counted(len(whole.skipped), 'rewrite')} in conflict" if whole.skipped else ""
+    job.progress.note(counted(len(whole.sources), "file") + " to change" + left)
 
 
 def verify(job: Job, profile: Profile, planned: plan.Plan) -> Verdict:
@@ -285,14 +338,9 @@ def _batch_divisor(profile: Profile) -> int:
 
 
 def report(
-    job: Job,
-    profile: Profile,
-    matches: match.Matches,
-    planned: plan.Plan,
-    verdict: Verdict,
-    rules: dict[str, Any],
-    errors: Sequence[RuleError],
-) -> Report:
+    job: Job, profile: Profile, matched: Matched, planned: plan.Plan, verdict: Verdict
+) -> tuple[Report, Patch, tuple[RuleError, ...]]:
+    """Stage 8: the report in all its forms, the proven patch, and the errors of rules on the way."""
     from advisor.reports.html import render_html
     from advisor.reports.jsonform import render_json
 
@@ -301,24 +349,26 @@ def report(
     diffs = {rewrite.id: diff for rewrite, diff in patch.steps(proven, job.read)}
     for rewrite in planned.rewrites:
         diffs.setdefault(rewrite.id, patch.build([rewrite], job.read).diff)
+    errors = (*matched.errors, *planned.errors)
     results = summary.Results(
         run=job.run.id,
         script=os.path.relpath(job.script, job.root),
         profile=profile,
-        declines=matches.declines,
+        declines=matched.matches.declines,
         plan=planned,
         patch=proven,
         diffs=diffs,
         verdict=verdict,
-        safety={name: rule.safety.value for name, rule in rules.items()},
+        safety={name: rule.safety.value for name, rule in matched.rules.items()},
         seconds=dict(job.progress.seconds),
         errors=errors,
     )
-    report = job.run.redactor.value(summary.report_of(results))
+    found = job.run.redactor.value(summary.report_of(results))
     _write_patch(job, proven)
-    job.run.write("report.json", render_json(report))
-    job.run.write("report.html", render_html(report))
-    return report
+    job.run.write("report.json", render_json(found))
+    job.run.write("report.html", render_html(found))
+    job.progress.note(os.path.relpath(job.run.path / "report.html"))
+    return found, proven, errors
 
 
 def _write_patch(job: Job, proven: Patch) -> None:
@@ -326,7 +376,13 @@ def _write_patch(job: Job, proven: Patch) -> None:
     job.run.write("patch.diff", proven.diff)
     for number, (rewrite, diff) in enumerate(patch.steps(proven, job.read), start=1):
         job.run.write(f"{number:02d}-{rewrite.finding.rule}.patch", diff)
-    edits = [summary.plain(edit) for rewrite in proven.rewrites for edit in rewrite.edits]
-    job.run.write_json(
-        "patch.json", {"base": dict(proven.base), "rewrites": [r.id for r in proven.rewrites], "edits": edits}
-    )
+    files = {}
+    for path, text in proven.sources.items():
+        source = job.read(path)
+        mine = [edit for rewrite in proven.rewrites for edit in rewrite.edits if edit[0].path == path]
+        files[path] = {
+            "base": source.sha256,
+            "result": Source(path, text).sha256,
+            "replacements": replacements(source, mine),
+        }
+    job.run.write_json("patch.json", {"rewrites": [r.id for r in proven.rewrites], "files": files})

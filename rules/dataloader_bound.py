@@ -1,8 +1,8 @@
 """The device waits for the DataLoader, which fetches every batch in the training process.
 
 ## What it does
-Gives a map-style DataLoader worker processes (`num_workers`, `persistent_workers`) and, in front of a GPU, pinned
-memory, sized from the measured time of one fetch and of one step.
+Gives a map-style DataLoader worker processes (`num_workers`) and, in front of a GPU, pinned memory. The number of
+workers comes from the measured wait for batches, the rest of the step and the cores of the machine.
 
 ## Why it costs
 With `num_workers=0` the loop fetches, decodes and collates a batch while the device has nothing to do. With workers the
@@ -14,7 +14,8 @@ rule is silent. An IterableDataset would be read once per worker; a dataset that
 would give other data; a machine without spare cores has nobody to do the work. Each is declined with its reason.
 
 ## Fix safety
-EXACT: same batches in the same order, bit-identical losses are demanded.
+EXACT: same batches in the same order, bit-identical losses are demanded. `persistent_workers` is left alone: with it
+the shuffling seed of later epochs is drawn at another time, and their order changes.
 
 ## References
 - torch.utils.data, PyTorch documentation, multi-process data loading
@@ -36,7 +37,7 @@ MOST_WORKERS = 8
 
 
 class DataLoaderBound(Rule):
-    """DataLoader(ds, ...) -> DataLoader(ds, ..., num_workers=N, persistent_workers=True, pin_memory=True)."""
+    """DataLoader(ds, ...) -> DataLoader(ds, ..., num_workers=N, pin_memory=True)."""
 
     id = "dataloader-bound"
     safety = Safety.EXACT
@@ -48,7 +49,7 @@ class DataLoaderBound(Rule):
             before=IMPORT + "loader = DataLoader(data, batch_size=32, shuffle=True)\n",
             after=IMPORT
             + "loader = DataLoader(data, batch_size=32, shuffle=True, "
-            + "num_workers=2, persistent_workers=True, pin_memory=True)\n",
+            + "num_workers=2, pin_memory=True)\n",
             profile=step(10_000, loader_wait_us=5_000, device_idle_us=5_000),
             saves=(0, 5_000),
         ),
@@ -134,7 +135,7 @@ class DataLoaderBound(Rule):
         return None
 
     def rewrite(self, finding: Finding, source: Source) -> Rewrite | Decline:
-        keywords = {"num_workers": finding.values["workers"], "persistent_workers": "True"}
+        keywords = {"num_workers": finding.values["workers"]}
         if finding.values["pin"] == "True":
             keywords["pin_memory"] = "True"
         try:

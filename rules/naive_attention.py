@@ -7,8 +7,8 @@ pattern is recognised by what the captured operations compute on sample values; 
 ## Why it costs
 The T x T scores and probabilities of every head are written and read by each of the scale, mask, softmax, dropout and
 cast kernels, forward and backward, and kept for the backward pass. The fused kernels compute the same sum block by
-block and keep only one number per row (Dao et al. 2022). On an H200 the sample in `samples/nano_gpt` spends most of
-its step there.
+block and keep only one number per row (Dao et al. 2022). In `samples/nano_gpt` on an H200 the written-out attention
+takes 192 of 533 ms, and its floor is 6 ms.
 
 ## When not to
 When the probabilities are used for anything else (returned, logged, regularised), when the mask is not causal by value,
@@ -123,13 +123,13 @@ class NaiveAttention(GraphRule):
 
     def describe(self, ctx: Context, graph: Graph, site: Site) -> Finding | Decline:
         region = site.regions[0]
-        facts = {(r.facts["causal"], r.facts["scale"], default_scale(r, g)) for r, g in _with_graphs(ctx, site)}
+        facts = {(r.facts["causal"], r.facts["scale"], default_scale(r, g)) for r, g in site.pairs(ctx)}
         if len(facts) != 1:
             return self.decline(site.span, "calls of the same code differ in mask or scale")
         scale = "" if default_scale(region, graph) else _scale_text(site, region)
         if scale is None:
             return self.decline(site.span, "the scale is spread over several expressions")
-        floor = sum(_floor_us(ctx, g, r) for r, g in _with_graphs(ctx, site))
+        floor = sum(_floor_us(ctx, g, r) for r, g in site.pairs(ctx))
         query = graph.nodes[region.inputs["query"]]
         return self.finding(
             site.span,
@@ -174,11 +174,6 @@ class NaiveAttention(GraphRule):
         return self.edit(finding, "use scaled_dot_product_attention", edits)
 
 
-def _with_graphs(ctx: Context, site: Site) -> list[tuple[Region, Graph]]:
-    graphs = {g.index: g for g in ctx.graphs}
-    return [(r, graphs[r.graph]) for r in site.regions]
-
-
 def _floor_us(ctx: Context, graph: Graph, region: Region) -> float:
     """Two products forward, four and one recomputed backward (Dao et al. 2022, 2.5 times the forward); causal needs
     half."""
@@ -191,7 +186,7 @@ def _floor_us(ctx: Context, graph: Graph, region: Region) -> float:
         rows *= size
     forward = 2 * 2.0 * rows * queries * keys * width
     share = 0.5 if region.facts["causal"] == "True" else 1.0
-    traffic = 4 * tensor_bytes(query) + 8 * tensor_bytes(query)
+    traffic = 3 * (2 * tensor_bytes(query) + 2 * tensor_bytes(value))
     return ctx.floor_us(3.5 * share * forward, traffic, query.dtype)
 
 

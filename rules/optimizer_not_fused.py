@@ -31,8 +31,8 @@ from advisor.model import Decline, Evidence, Finding, OptimizerUse, Rewrite, Saf
 from advisor.rule import Context, Example, Rule, step
 from advisor.source import Source
 
-STATES = {"Adam": 2, "AdamW": 2, "SGD": 1, "Adagrad": 1}  # float32 state tensors per parameter
-DEVICES = frozenset({"cuda", "cpu", "mps", "xpu"})
+FUSED = frozenset({"Adam", "AdamW", "SGD", "Adagrad"})
+DEVICES = frozenset({"cuda", "cpu"})
 DTYPES = frozenset({"float16", "bfloat16", "float32", "float64"})
 SGD = """\
 from torch.optim import SGD
@@ -104,8 +104,7 @@ class OptimizerNotFused(Rule):
             return self.decline(
                 None, f"{name} takes {share:.1%} of the step and is constructed inside a library: ask it for fused=True"
             )
-        traffic = use.elements * 4 * (3 + 2 * STATES[name])  # read p, g, states; write p, states
-        floor = ctx.floor_us(0.0, traffic, None)
+        floor = ctx.optimizer_floor_us(use)
         return self.finding(
             use.span,
             f"{name} updates {use.elements:,} parameters without the fused kernel",
@@ -138,7 +137,7 @@ class OptimizerNotFused(Rule):
 def _unsuitable(use: OptimizerUse) -> str | None:
     """Why the fused kernel cannot serve this optimizer, or None."""
     module, _, name = use.kind.rpartition(".")
-    if not module.startswith("torch.optim") or name not in STATES:
+    if not module.startswith("torch.optim") or name not in FUSED:
         return (
             f"{name} has no fused kernel in torch"
             if not use.overrides_step

@@ -94,7 +94,7 @@ class UnfusedGelu(GraphRule):
         return unary_regions(graph, "tanh", gelu_tanh)
 
     def describe(self, ctx: Context, graph: Graph, site: Site) -> Finding | Decline:
-        traffic = sum(5 * tensor_bytes(graph.nodes[r.inputs["x"]]) for r in site.regions)
+        traffic = sum(5 * tensor_bytes(g.nodes[r.inputs["x"]]) for r, g in site.pairs(ctx))
         floor = ctx.floor_us(0.0, traffic, None)
         return self.finding(
             site.span,

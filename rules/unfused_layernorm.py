@@ -111,7 +111,7 @@ class UnfusedLayerNorm(GraphRule):
             return self.decline(site.span, "calls of the same code differ in eps, weight or bias")
         bound = site.alignment.constants.get((node, position))
         eps_text = site.alignment.source.segment(bound.expression) if bound is not None else repr(eps)
-        traffic = sum(5 * tensor_bytes(graph.nodes[r.inputs["x"]]) for r in site.regions)
+        traffic = sum(5 * tensor_bytes(g.nodes[r.inputs["x"]]) for r, g in site.pairs(ctx))
         floor = ctx.floor_us(0.0, traffic, None)
         return self.finding(
             site.span,

@@ -6,6 +6,7 @@ whatever speed-up a test asks for.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import subprocess
@@ -14,9 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from advisor import cli, stages
+from advisor.config import Config
+from advisor.job import Request, begin
 from advisor.model import Baseline, Numerics, Patch, Timing
+from advisor.progress import Progress
 
 DATA = Path(__file__).parent / "data" / "tiny_gpt"
 RUN = "20260101-000000-test"
@@ -75,9 +80,11 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / ".advisor" / ".gitignore").write_text("*\n", encoding="utf-8")
     for name in ("trace.json.gz", "annotated.json.gz", "graph.json", "probe.json"):
         shutil.copy(DATA / name, run / name)
-    request = {"schema": 1, "script": "train.py", "arguments": ["--token", "ghp_" + "a1B2" * 9], "entry": None}
+    request = {"schema": 1, "script": "train.py", "arguments": ["--width", "8"], "entry": None}
     (run / "run.json").write_text(json.dumps({**request, "root": "../../.."}), encoding="utf-8")
-    (run / "capture.json").write_text(json.dumps({"steps": 20, "timed_s": []}), encoding="utf-8")
+    digest = hashlib.sha256((DATA / "train.py").read_bytes()).hexdigest()
+    capture = {"steps": 20, "timed_s": [], "sources": {"train.py": digest}}
+    (run / "capture.json").write_text(json.dumps(capture), encoding="utf-8")
     git(tmp_path, "init", "-q")
     git(tmp_path, "add", "train.py")
     git(tmp_path, "commit", "-qm", "found")
@@ -157,12 +164,63 @@ def test_an_unknown_device_has_no_mfu_but_a_reason(project: Path) -> None:
     assert "--peak-flops" in found["missing"]["mfu"]
 
 
-def test_a_secret_argument_is_stored_nowhere(project: Path) -> None:
-    resume()
+def test_a_secret_argument_is_stored_nowhere_and_given_again_to_resume(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    secret = ["--token", "ghp_" + "a1B2" * 9]
+    request = Request(script=Path("train.py"), arguments=tuple(secret), config=Config())
+    job = begin(request, Progress(Console(quiet=True)))
+    for name in ("trace.json.gz", "annotated.json.gz", "graph.json", "probe.json", "capture.json"):
+        shutil.copy(project / ".advisor/runs" / RUN / name, job.run.path / name)
+    again = ["optimize", "--resume", job.run.id, "--worth", "0", "-q"]
+    assert advisor(*again) == 2
+    assert "repeat them" in capsys.readouterr().err
+    assert advisor(*again, "train.py", "--", *secret) == 0
+    for path in job.run.path.iterdir():
+        assert path.is_dir() or b"ghp_a1B2" not in path.read_bytes(), path.name
+
+
+def test_a_resumed_run_keeps_its_settings_and_notices_changed_sources(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = project / ".advisor/runs" / RUN
-    for path in run.iterdir():
-        if path.is_file() and path.name != "run.json":  # written by this test
-            assert b"ghp_a1B2" not in path.read_bytes(), path.name
+    request = json.loads((run / "run.json").read_text(encoding="utf-8"))
+    request["config"] = {"seed": 7, "allow": ["precision"]}
+    (run / "run.json").write_text(json.dumps(request), encoding="utf-8")
+    resume()
+    assert {f["safety"] for f in report(project)["findings"] if f["status"] == "applied"} <= {"exact"}
+    assert report(project)["environment"]["seed"] == 7
+    capsys.readouterr()
+    (project / "train.py").write_text("\n" + (project / "train.py").read_text(encoding="utf-8"), encoding="utf-8")
+    assert resume() == 4
+    assert "has changed since" in capsys.readouterr().err
+
+
+def test_a_path_in_a_rewritten_call_survives_apply(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the redactor would change in a stored patch must not reach the user's file."""
+    text = (project / "train.py").read_text(encoding="utf-8")
+    call = "torch.optim.AdamW(model.parameters(), lr=1e-3)"
+    longer = 'torch.optim.AdamW(list(model.parameters()) + list("/home/alice/x"[:0]), lr=1e-3)'
+    assert call in text
+    text = text.replace(call, longer)
+    (project / "train.py").write_text(text, encoding="utf-8")
+    git(project, "commit", "-qam", "path")
+    run = project / ".advisor/runs" / RUN
+    capture = json.loads((run / "capture.json").read_text(encoding="utf-8"))
+    capture["sources"]["train.py"] = hashlib.sha256(text.encode()).hexdigest()
+    (run / "capture.json").write_text(json.dumps(capture), encoding="utf-8")
+    probe = json.loads((run / "probe.json").read_text(encoding="utf-8"))
+    probe["optimizers"][0]["span"]["columns"] = None
+    (line,) = [n for n, found in enumerate(text.splitlines(), start=1) if longer in found]
+    column = text.splitlines()[line - 1].index(longer)
+    probe["optimizers"][0]["span"] = {
+        "path": "train.py", "line": line, "function": "main", "columns": [line, line, column, column + len(longer)],
+    }  # fmt: skip
+    (run / "probe.json").write_text(json.dumps(probe), encoding="utf-8")
+    assert resume("--select", "optimizer-not-fused") == 0
+    assert advisor("apply") == 0
+    after = (project / "train.py").read_text(encoding="utf-8")
+    assert '"/home/alice/x"[:0]), lr=1e-3, fused=True)' in after
 
 
 def test_an_unconfirmed_gain_ends_with_status_1_and_changes_nothing(

@@ -19,19 +19,6 @@ from advisor.capture import overlay
 from advisor.capture.hooks import Hooks, is_our_file, is_user_file, outermost_tensors
 from advisor.session import Channel, SessionPlan, Spec, StopScript
 
-CONVENTION = """\
-# either: a file with these three names (the KernelBench form)
-class Model(torch.nn.Module): ...
-def get_init_inputs(): return [arguments, of, Model]
-def get_inputs(): return [tensors, of, one, forward]
-
-# or: --entry module:function, where the function returns (model, batch) or (model, batch, loss)
-def entry():
-    model = MyModel()
-    batch = (torch.randn(8, 128),)
-    return model, batch, lambda output: output.float().square().mean()
-"""
-
 
 class Session:
     """What a plan may use while the user's script runs."""

@@ -6,6 +6,7 @@ No hook adds a device synchronisation; what needs one is read when the script ha
 from __future__ import annotations
 
 import functools
+import multiprocessing
 import os
 import pickle
 import random
@@ -320,9 +321,16 @@ def _describe_loader(record: LoaderRecord, steps: range) -> dict[str, Any]:
         "batches": len(record.waits),
         "dataset": type(loader.dataset).__qualname__,
         "iterable": isinstance(loader.dataset, torch_data.IterableDataset),
-        "picklable": _picklable((loader.dataset, loader.collate_fn)),
+        "picklable": _start_method(loader) == "fork" or _picklable((loader.dataset, loader.collate_fn)),
         "draws_global_rng": record.draws_global_rng,
     }
+
+
+def _start_method(loader: Any) -> str:
+    """How worker processes would start; a forked one needs nothing pickled."""
+    context = loader.multiprocessing_context
+    chosen = context.get_start_method() if context is not None else multiprocessing.get_start_method(allow_none=True)
+    return chosen or multiprocessing.get_all_start_methods()[0]
 
 
 class _Sink:

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any
 
 from advisor.errors import AdvisorError, OutputError, ScriptError, ScriptTimeout
+from advisor.machine import sources_digest
 from advisor.model import Baseline, Difference, Numerics, Patch, Rewrite, Safety, Timing
 from advisor.session import Process, Spawn, Spec
 from advisor.verify.numerics import compare, inconclusive, reference_follows
@@ -28,8 +29,6 @@ LEAST_START_S = 120.0  # a start may always take this long, whatever is left of 
 BASELINE_BLOCKS = 3
 BASELINE_BLOCK_S = 1.0
 TRAJECTORY_SHARE = 0.05  # of the time budget, for the compared loss curve of one arm
-MAX_SOURCES = 5000  # source files hashed into a fingerprint
-SKIPPED_FOLDERS = ("site-packages", "node_modules", "__pycache__", "venv")
 LOOSENESS = (Safety.EXACT, Safety.NUMERICS, Safety.SEMANTICS, Safety.PRECISION)
 
 
@@ -98,7 +97,7 @@ class ProcessLab:
         self._arms: dict[str, ResidentArm] = {}
         self._windows: dict[str, list[list[tuple[float, float]]]] = {}
         self._originals: _Originals | None = None
-        self._sources = _sources_digest(spec)
+        self._sources = sources_digest(Path(spec.script), Path(spec.root))
         self._runs = 0
 
     def seconds_left(self) -> float:
@@ -393,23 +392,6 @@ def _facts(folder: Path) -> dict[str, Any]:
 
 def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
-
-
-def _source_files(root: Path) -> Iterator[Path]:
-    for folder, inside, names in os.walk(root):
-        inside[:] = sorted(n for n in inside if not n.startswith(".") and n not in SKIPPED_FOLDERS)
-        yield from (Path(folder) / name for name in sorted(names) if name.endswith(".py"))
-
-
-def _sources_digest(spec: Spec) -> str:
-    """Hash of the script and of every Python source of its project, libraries not included."""
-    digest = hashlib.sha256()
-    for number, path in enumerate([Path(spec.script), *_source_files(Path(spec.root))]):
-        if number > MAX_SOURCES:
-            break
-        with contextlib.suppress(OSError):  # a dangling link
-            digest.update(os.path.relpath(path, spec.root).encode() + b"\0" + path.read_bytes() + b"\0")
-    return digest.hexdigest()
 
 
 def timing_from(data: Mapping[str, Any]) -> Timing:
