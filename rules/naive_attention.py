@@ -16,8 +16,8 @@ when the scale is a tensor, or when a soft cap or a bias changes the scores. Eac
 
 ## Fix safety
 NUMERICS: the same sum in another order. With dropout the draws come from another place of the random stream: the
-proof compares with dropout off and checks that the same elements are dropped with the same probability in training,
-and none in evaluation.
+proof compares with dropout off; checks that as many elements are dropped with the same probability in training, and
+none in evaluation; and with dropout on compares mean and spread of the outputs over sixteen draws.
 
 ## References
 - Dao et al., FlashAttention: Fast and Memory-Efficient Exact Attention with IO-Awareness, 2022

@@ -29,6 +29,7 @@ TORCH_IN_CHILD = {
     "advisor.capture.hooks",
     "advisor.capture.probe",
     "advisor.verify.arm",
+    "advisor.verify.draws",
     "advisor.verify.interventions",
     "advisor.verify.recording",
     "advisor.verify.resident",

@@ -11,6 +11,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils import _pytree as tree
 
 from advisor.session import SessionPlan
+from advisor.verify.draws import spread_of
 from advisor.verify.interventions import AutocastWatch, DropoutLog, HigherPrecision, first_rows
 from advisor.verify.recording import FULL_LIMIT, Recorder, checksum, dtype_name, start_checksum
 
@@ -266,10 +267,23 @@ class NumericsPlan(SessionPlan):
                     if start is not None:
                         parameter.copy_(start)
             self._record_outputs("start")
+            if self.record.facts["dropout"]["training"]:
+                self.record.facts["spread"] = self._spread()
         except Exception as error:  # noqa: BLE001 - the user's model may not support evaluation; the comparison decides
             facts["error"] = f"{type(error).__qualname__}: {error}"
         finally:
             self.first_call.module.train(training)
+
+    def _spread(self) -> list[dict[str, Any]]:
+        """The outputs in training mode with dropout on, over seeded draws."""
+        assert self.first_call is not None
+        call = self.first_call
+        call.module.train()
+        self.dropout.off = False
+        try:
+            return spread_of(lambda: tree.tree_leaves(call.again()))
+        finally:
+            self.dropout.off = True
 
     def _record_outputs(self, when: str) -> bool:
         """Call the model on the kept inputs; record the outputs once and whether a second call repeats them."""

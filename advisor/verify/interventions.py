@@ -17,7 +17,7 @@ Seen = tuple[float, int, bool]  # dropout probability, elements, inside compiled
 
 
 class DropoutLog:
-    """Switches dropout off everywhere and keeps a list of what would have been dropped.
+    """Switches dropout off everywhere, as long as `off`, and keeps a list of what would have been dropped.
 
     `active` is whether calls are noted; a call made while a backward pass recomputes a checkpointed forward is not.
     """
@@ -26,6 +26,7 @@ class DropoutLog:
 
     def __init__(self) -> None:
         self.active = False
+        self.off = True
         self.calls: list[Seen] = []
 
     def install(self) -> None:
@@ -47,7 +48,7 @@ class DropoutLog:
         def dropout(input: Any, p: float = 0.5, training: bool = trains, inplace: bool = False) -> Any:
             if training and p > 0:
                 self._note(p, input.numel())
-            return original(input, 0.0 if 0 <= p <= 1 else p, training, inplace)
+            return original(input, 0.0 if self.off and 0 <= p <= 1 else p, training, inplace)
 
         return dropout
 
@@ -58,7 +59,7 @@ class DropoutLog:
         ) -> Any:
             if dropout_p > 0:
                 self._note(dropout_p, math.prod(query.shape[:-1]) * key.shape[-2])
-            return original(query, key, value, attn_mask, 0.0, *args, **kwargs)
+            return original(query, key, value, attn_mask, 0.0 if self.off else dropout_p, *args, **kwargs)
 
         return scaled_dot_product_attention
 

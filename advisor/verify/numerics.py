@@ -12,6 +12,7 @@ import numpy as np
 
 from advisor.model import Difference, Numerics, Safety
 from advisor.verify.recorded import Recording
+from advisor.verify.spread import spread_reasons
 
 RATIO = 1.5  # how much further from the reference than the original a rewrite may be
 DRIFTED_RATIO = 4.0  # the same after steps that amplify rounding: a single draw of the drift, not its size
@@ -71,7 +72,7 @@ def compare(
     if safety is Safety.EXACT and not reasons:
         reasons = check.identity()
     if not reasons:
-        reasons = check.trajectory()
+        reasons = check.trajectory() or spread_reasons(base.facts, cand.facts)
     ranked = sorted(check.differences, key=lambda d: -_excess(d))
     return Numerics(
         ok=not reasons,
