@@ -6,12 +6,13 @@ import dataclasses
 import enum
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from advisor.analyze import after
 from advisor.errors import RuleError
 from advisor.model import (
+    Baseline,
     Decline,
     Finding,
     Outcome,
@@ -81,7 +82,7 @@ def report_of(results: Results) -> Report:
         phases_us=_phases(profile),
         regions=profile.regions[:MOST_REGIONS],
         findings=tuple(_findings(results)),
-        baselines=verdict.baselines,
+        baselines=tuple(_with_mfu(row, before) for row in verdict.baselines),
         timing=timing,
         numerics=verdict.numerics,
         trials=verdict.trials,
@@ -93,6 +94,11 @@ def report_of(results: Results) -> Report:
         missing=profile.missing,
         rule_errors=tuple(str(error) for error in results.errors),
     )
+
+
+def _with_mfu(row: Baseline, before: Utilisation) -> Baseline:
+    """A baseline does the model's arithmetic in its own time."""
+    return row if before.mfu is None or row.speedup is None else replace(row, mfu=before.mfu * row.speedup)
 
 
 def _at(profile: Profile, step_us: float | None) -> Utilisation:

@@ -1,0 +1,108 @@
+"""The recording of the sample on one NVIDIA H200, replayed without a GPU and without torch."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from advisor import patch, stages
+from advisor.config import Config
+from advisor.job import Job
+from advisor.model import Profile
+from advisor.plan import Plan
+from advisor.progress import Progress
+from advisor.redact import Redactor
+from advisor.rundir import RunDir
+from advisor.stages import Matched
+
+ROOT = Path(__file__).parent.parent
+SAMPLE = ROOT / "samples" / "nano_gpt"
+RECORDED = SAMPLE / "h200"
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    run = tmp_path_factory.mktemp("run")
+    for name in ("trace.json.gz", "annotated.json.gz", "probe.json"):
+        shutil.copy(RECORDED / name, run / name)
+    (run / "graph.json").write_bytes(gzip.decompress((RECORDED / "graph.json.gz").read_bytes()))
+    progress = Progress(Console(quiet=True), quiet=True)
+    arguments = ("--preset", "h200")
+    return Job(SAMPLE / "train.py", arguments, None, ROOT, Config(), RunDir(run, Redactor.of_machine()), progress)
+
+
+@pytest.fixture(scope="module")
+def profile(job: Job) -> Profile:
+    return stages.analyse(job, stages.ingest(job))
+
+
+@pytest.fixture(scope="module")
+def matched(job: Job, profile: Profile) -> Matched:
+    return stages.find(job, profile)
+
+
+@pytest.fixture(scope="module")
+def planned(job: Job, matched: Matched) -> Plan:
+    return stages.order(job, matched)
+
+
+def test_the_step_and_its_utilisation(profile: Profile) -> None:
+    assert profile.hardware.name == "NVIDIA H200 SXM"
+    assert profile.median_step_us() == pytest.approx(532_600, rel=0.01)
+    assert profile.tokens_per_step == 8 * 2048
+    assert profile.utilisation.mfu == pytest.approx(0.151, abs=0.002)
+    width, layers, tokens, vocabulary = 2048, 12, 2048, 50257
+    weights = layers * 12 * width**2 + vocabulary * width
+    per_token = 6 * weights + 12 * layers * width * tokens
+    assert profile.utilisation.model_flops_per_step == pytest.approx(per_token * 8 * 2048, rel=0.01)
+    assert profile.utilisation.busy == pytest.approx(0.99, abs=0.01)
+    assert profile.linked_share is not None
+    assert profile.linked_share > 0.999
+
+
+def test_phases_sum_to_the_step(profile: Profile) -> None:
+    for step in profile.steps:
+        assert sum(step.phases_us.values()) == pytest.approx(step.duration_us, rel=1e-6)
+
+
+def test_every_rule_finds_its_lines(matched: Matched) -> None:
+    assert not matched.errors
+    lines = (SAMPLE / "train.py").read_text(encoding="utf-8").splitlines()
+    found = {f.rule: lines[f.span.line - 1].strip() for f in matched.matches.findings}
+    assert found["naive-attention"] == "y = att @ v"
+    assert found["unfused-layernorm"] == "return self.weight * x + self.bias"
+    assert "torch.tanh(" in found["unfused-gelu"]
+    assert "torch.optim.AdamW(" in found["optimizer-not-fused"]
+    (decline,) = matched.matches.declines
+    assert decline.rule == "dataloader-bound"
+    assert decline.reason == "waiting for it takes 0.1% of the step"
+
+
+def test_no_estimate_promises_more_than_the_time_it_cites(matched: Matched, profile: Profile) -> None:
+    step_us = profile.median_step_us()
+    assert step_us is not None
+    assert sum(f.estimate.high_us for f in matched.matches.findings) < step_us
+    for finding in matched.matches.findings:
+        cited = next(float(e.value) for e in finding.evidence if e.unit == "us")
+        assert 0 <= finding.estimate.low_us <= finding.estimate.high_us <= cited
+
+
+def test_the_patch_is_the_one_that_was_proved(job: Job, planned: Plan) -> None:
+    report = json.loads((RECORDED / "report.json").read_text(encoding="utf-8"))
+    assert report["outcome"] == "improved"
+    assert patch.build(planned.rewrites, job.read).diff == report["diff"]
+
+
+def test_the_recorded_verdict_supports_what_the_documents_say() -> None:
+    report = json.loads((RECORDED / "report.json").read_text(encoding="utf-8"))
+    assert report["interval"][0] > 1.0
+    assert report["mfu_after"] >= 0.35
+    assert sum(report["stage_seconds"].values()) < 600
+    readme = (SAMPLE / "README.md").read_text(encoding="utf-8")
+    for figure in (f"{report['step_ms_before']:.1f}", f"{report['step_ms_after']:.1f}", f"{report['speedup']:.2f}x"):
+        assert figure in readme
