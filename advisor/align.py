@@ -11,7 +11,7 @@ import ast
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from advisor.model import Arg, Graph, Node, Ref, Span
+from advisor.model import Arg, Graph, Node, Ref
 from advisor.semantics import TRANSPARENT, canonical, operation
 from advisor.source import Source
 
@@ -107,6 +107,7 @@ class _Walk:
         node = self.graph.nodes[index]
         expression = bound.expression
         if isinstance(expression, ast.Name):
+            self._check_scope(expression)
             self.visit(self._definition(expression, bound.statement), index)
         elif isinstance(expression, ast.NamedExpr):
             raise Miss("an assignment inside the expression is not handled", expression.lineno)
@@ -119,6 +120,14 @@ class _Walk:
             self._call(expression, bound.statement, node)
         else:
             raise Miss(f"`{self._short(expression)}` does not show how the value is computed", expression.lineno)
+
+    def _check_scope(self, name: ast.Name) -> None:
+        """A lambda or comprehension around a name may bind it to something else."""
+        node: ast.AST | None = self.source.parents.get(name)
+        while node is not None and not isinstance(node, ast.stmt):
+            if isinstance(node, (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)):
+                raise Miss(f"`{name.id}` stands inside a lambda or comprehension", name.lineno)
+            node = self.source.parents.get(node)
 
     def _bind(self, bound: Bound, index: int) -> None:
         known = self.out.values.get(index)
@@ -194,8 +203,6 @@ class _Walk:
             assert keyword.arg is not None
             if keyword.arg in node.kwargs:
                 self._operand(keyword.value, statement, node, keyword.arg)
-            elif not isinstance(keyword.value, ast.Constant):
-                self.out.constants[(node.index, keyword.arg)] = Bound(keyword.value, statement)
             else:
                 self.out.constants[(node.index, keyword.arg)] = Bound(keyword.value, statement)
 
@@ -203,7 +210,8 @@ class _Walk:
         """`self.attn_dropout(x)` computed a node whose module path ends in attn_dropout."""
         if not isinstance(expression.func, ast.Attribute) or not node.module or len(expression.args) != 1:
             return False
-        return node.module.rsplit(".", 1)[-1] == expression.func.attr
+        known = (node.module_class or "").startswith("torch.nn.modules.")  # a subclass may do anything
+        return known and node.module.rsplit(".", 1)[-1] == expression.func.attr
 
     def _definition(self, name: ast.Name, before: ast.stmt) -> Bound:
         """The assignment that gave a local name its value before a statement, in straight-line code."""
@@ -249,6 +257,10 @@ def check_movable(alignment: Alignment) -> None:
         _check_bound(alignment, bound, root, block)
     for bound in alignment.constants.values():
         _check_bound(alignment, bound, root, block)
+    for statement in (root, *alignment.consumed):
+        for node in ast.walk(statement if statement is not root else alignment.root.expression):
+            if isinstance(node, (ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom)):
+                raise Miss("the expression assigns or waits while it is evaluated", statement.lineno)
     _check_unread(alignment)
 
 
@@ -257,15 +269,21 @@ def _check_bound(alignment: Alignment, bound: Bound, root: ast.stmt, block: list
     if bound.statement is root or bound.statement not in block:
         return
     names = {n.id for n in ast.walk(bound.expression) if isinstance(n, ast.Name)}
+    attributes = {n.attr for n in ast.walk(bound.expression) if isinstance(n, ast.Attribute)}
     for statement in block[block.index(bound.statement) : block.index(root)]:
         if statement in alignment.consumed:
             continue
         changed = next((name for name in sorted(names) if _binds(statement, name)), None)
+        changed = changed or next((a for a in sorted(attributes) if _sets_attribute(statement, a)), None)
         if changed is not None:
             raise Miss(f"`{changed}` changes before the result is computed", statement.lineno)
-    for node in ast.walk(bound.expression):
-        if isinstance(node, (ast.Await, ast.Yield, ast.YieldFrom, ast.NamedExpr)):
-            raise Miss("the operand has side effects and cannot be moved", bound.statement.lineno)
+
+
+def _sets_attribute(statement: ast.stmt, name: str) -> bool:
+    return any(
+        isinstance(n, ast.Attribute) and n.attr == name and isinstance(n.ctx, (ast.Store, ast.Del))
+        for n in ast.walk(statement)
+    )
 
 
 def _check_unread(alignment: Alignment) -> None:
@@ -276,18 +294,29 @@ def _check_unread(alignment: Alignment) -> None:
     body: ast.AST = function if function is not None else source.tree
     targets = {name: s for s in alignment.consumed for name in _targets(s)}
     inside = {id(n) for s in alignment.consumed for n in ast.walk(s)} | {id(n) for n in ast.walk(root.expression)}
+    repeated = _in_loop(source, root.statement)
     for node in ast.walk(body):
-        if (
-            not (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in targets)
-            or id(node) in inside
-        ):
+        reads = isinstance(node, ast.Name) and isinstance(node.ctx, (ast.Load, ast.Del)) and node.id in targets
+        if not reads or id(node) in inside:
             continue
+        assert isinstance(node, ast.Name)
         first = min(s.lineno for s in alignment.consumed if node.id in _targets(s))
-        if node.lineno >= first and not _rebound_before(alignment, node):
+        later = repeated or node.lineno >= first or source.function_at(node.lineno) is not function
+        if later and not _rebound_before(alignment, node):
             raise Miss(f"the intermediate `{node.id}` is read again", node.lineno)
     block = source.block_of(root.statement)
     if any(s not in block for s in alignment.consumed):
         raise Miss("the operations are spread over several blocks", root.statement.lineno)
+
+
+def _in_loop(source: Source, statement: ast.stmt) -> bool:
+    """Whether a statement is repeated inside its function, so that reads above it come after it too."""
+    node: ast.AST | None = source.parents.get(statement)
+    while node is not None and not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+        if isinstance(node, (ast.For, ast.AsyncFor, ast.While)):
+            return True
+        node = source.parents.get(node)
+    return False
 
 
 def _targets(statement: ast.stmt) -> set[str]:
@@ -307,9 +336,3 @@ def _rebound_before(alignment: Alignment, name: ast.Name) -> bool:
     assert isinstance(reader, ast.stmt)
     between = block[block.index(alignment.root.statement) : block.index(reader)]
     return any(isinstance(s, ast.Assign) and name.id in _targets(s) and s not in alignment.consumed for s in between)
-
-
-def spans_of(alignment: Alignment) -> tuple[Span, ...]:
-    """Spans of the consumed statements in source order."""
-    ordered = sorted(alignment.consumed, key=lambda s: (s.lineno, s.col_offset))
-    return tuple(alignment.source.span(s) for s in ordered)

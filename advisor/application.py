@@ -24,17 +24,39 @@ def apply_run(folder: Path, *, allow_dirty: bool = False) -> list[str]:
     run = RunDir(folder, Redactor.of_machine())
     request = request_of(run)
     if not run.has("patch.json"):
-        raise UsageError(f"run {run.id} was interrupted: go on with `advisor optimize --resume {run.id}`")
-    stored = run.read_json("patch.json")
-    if not stored["files"]:
-        raise UsageError(f"run {run.id} has no proven patch: its outcome is {run.read_json('report.json')['outcome']}")
+        raise UsageError(
+            f"run {run.id} has no proven patch, because it did not reach its verdict: go on with "
+            f"`advisor optimize --resume {run.id}`, or start again"
+        )
+    files = _files_of(run)
+    if not files:
+        raise UsageError(f"run {run.id} has no proven patch: `advisor report {run.id}` says why")
     root = root_of(run, request)
-    texts = {path: _patched(root, path, file, run.id) for path, file in stored["files"].items()}
+    texts = {path: _patched(root, path, file, run.id) for path, file in files.items()}
     if not allow_dirty:
         _check_clean(root)
     for path, text in texts.items():
         _write(root / path, text)
     return sorted(texts)
+
+
+def _files_of(run: RunDir) -> dict[str, dict[str, Any]]:
+    """The edits of every file as they are stored; raises ArtifactError where they are not of the form written."""
+    stored = run.read_json("patch.json")
+    files = stored.get("files") if isinstance(stored, dict) else None
+    if not isinstance(files, dict) or not all(_is_file(file) for file in files.values()):
+        raise ArtifactError(f"patch.json of run {run.id} is damaged: run `advisor optimize` again")
+    return files
+
+
+def _is_file(file: Any) -> bool:
+    return (
+        isinstance(file, dict)
+        and isinstance(file.get("base"), str)
+        and isinstance(file.get("result"), str)
+        and isinstance(file.get("replacements"), list)
+        and all(isinstance(each, list) and list(map(type, each)) == [int, int, str] for each in file["replacements"])
+    )
 
 
 def apply_patch(root: Path, patch: Patch) -> list[str]:
@@ -76,7 +98,8 @@ def _check_clean(root: Path) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    """Replace a file in one step, keeping its mode."""
+    """Replace a file in one step, keeping its mode; a link stays one, its target is written."""
+    path = path.resolve()
     beside = path.with_name(f".{path.name}.advisor")
     try:
         beside.write_text(text, encoding="utf-8", newline="")

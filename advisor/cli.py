@@ -222,6 +222,10 @@ def explain(rule: str, rules_folder: Path | None) -> None:
         show_error(error)
     item = loaded.get(rule)
     if item is None:
+        stems = (rule, rule.replace("-", "_"))
+        for error in errors:
+            if any(str(error).startswith(f"rule {stem} ") for stem in stems):
+                raise SystemExit(error.exit_status)
         near = difflib.get_close_matches(rule, loaded, 1)
         hint = f": did you mean {near[0]}?" if near else ": `advisor rules` lists them"
         raise UsageError(f"there is no rule {rule}{hint}")

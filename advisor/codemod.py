@@ -72,6 +72,10 @@ def set_keywords(source: Source, at: Span, keywords: Mapping[str, str], drop: Se
         )
         if place is not None:
             args[place] = args[place].with_changes(keyword=cst.Name(name), value=value)
+            others = [a for a in args[place + 1 :] if a.keyword is None or a.keyword.value not in (name, *drop)]
+            if len(others) != len(args) - place - 1:  # what stood last hands its ending on
+                kept = [*args[: place + 1], *others]
+                args = [*kept[:-1], kept[-1].with_changes(comma=args[-1].comma)]
         else:
             args = _append(finder.call, args, name, value)
     new = finder.call.with_changes(args=args)
@@ -132,6 +136,7 @@ def call_text(source: Source, at: Span, function: str, arguments: Sequence[str])
     own."""
     width = min(max(100, *(len(line.rstrip()) for line in source.lines)), 120)
     line = source.lines[at.line - 1]
+    ending = "\r\n" if source.text.count("\r\n") > source.text.count("\n") / 2 else "\n"
     flat = f"{function}({', '.join(arguments)})"
     tail = len(source.lines[(at.end_line or at.line) - 1].rstrip()) - (at.end_column or 0)
     if at.column + len(flat) + max(tail, 0) <= width or "\n" in flat:
@@ -140,8 +145,16 @@ def call_text(source: Source, at: Span, function: str, arguments: Sequence[str])
     inner = indent + ("\t" if "\t" in indent else "    ")
     joined = ", ".join(arguments)
     if len(inner) + len(joined) <= width:
-        return f"{function}(\n{inner}{joined}\n{indent})"
-    return f"{function}(\n" + "".join(f"{inner}{argument},\n" for argument in arguments) + f"{indent})"
+        return f"{function}({ending}{inner}{joined}{ending}{indent})"
+    return f"{function}({ending}" + "".join(f"{inner}{argument},{ending}" for argument in arguments) + f"{indent})"
+
+
+def grouped(text: str) -> str:
+    """An operand as it must stand before `.attribute` or inside a conditional: in parentheses unless it binds
+    tightly."""
+    body = ast.parse(text.strip(), mode="eval").body if "\n" not in text else None
+    tight = isinstance(body, (ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.Constant))
+    return text if tight else f"({text})"
 
 
 # ---------------------------------------------------------------------------------------------------------- statements

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from advisor import rundir
+from advisor import registry, rundir
 from advisor.capture.launch import Child
 from advisor.config import Config, merge
-from advisor.errors import UsageError
+from advisor.errors import RuleError, UsageError
 from advisor.machine import project_root
 from advisor.progress import Progress
 from advisor.redact import Redactor
+from advisor.rule import Rule
 from advisor.rundir import RunDir
 from advisor.session import Spec
 from advisor.source import Source
@@ -36,6 +38,25 @@ class Request:
     run_id: str | None = None
 
 
+@dataclass(frozen=True)
+class Rules:
+    """The rules a run asks, by id, and the errors of those that could not be loaded."""
+
+    asked: dict[str, Rule]
+    errors: tuple[RuleError, ...]
+
+
+def load_rules(config: Config) -> Rules:
+    """The rules the settings select; raises UsageError for a folder or a rule that does not exist."""
+    loaded, errors = registry.load(Path(config.rules_folder) if config.rules_folder else None)
+    unknown = [r for r in (*config.select, *config.ignore) if r not in loaded]
+    if unknown:
+        raise UsageError(f"there is no rule {unknown[0]}: `advisor rules` lists them")
+    selected = config.select or tuple(loaded)
+    asked = {name: item.rule for name, item in loaded.items() if name in selected and name not in config.ignore}
+    return Rules(asked, errors)
+
+
 @dataclass
 class Job:
     """One run on its way through the stages."""
@@ -47,6 +68,7 @@ class Job:
     config: Config
     run: RunDir
     progress: Progress
+    rules: Rules = field(default_factory=lambda: load_rules(Config()))
     sources: dict[str, Source] = field(default_factory=dict)
 
     def read(self, path: str) -> Source:
@@ -79,7 +101,11 @@ KEPT = (
 
 
 def begin(request: Request, progress: Progress) -> Job:
-    """A new run, or the interrupted one named by `request.resume`; raises UsageError where the two cannot be told."""
+    """A new run, or the interrupted one named by `request.resume`; raises UsageError where the two cannot be told.
+
+    What is wrong with the request is said before a new run gets its directory.
+    """
+    _check_interpreter(request.config)
     if request.resume is not None:
         return _resumed(request, progress)
     assert request.script is not None
@@ -88,6 +114,9 @@ def begin(request: Request, progress: Progress) -> Job:
     script = request.script.resolve()
     root = project_root(script)
     Source.read(root, os.path.relpath(script, root))
+    if request.entry is not None and not all(request.entry.partition(":")):
+        raise UsageError(f"--entry {request.entry} names no function: give it as module:function")
+    rules = load_rules(request.config)
     run = rundir.create(request.out, Redactor.of_machine())
     request.run_id = run.id
     stored = {
@@ -101,7 +130,12 @@ def begin(request: Request, progress: Progress) -> Job:
         "config": {name: getattr(request.config, name) for name in KEPT},
     }
     run.write_json(rundir.REQUEST, stored)
-    return Job(script, request.arguments, request.entry, root, request.config, run, progress)
+    return Job(script, request.arguments, request.entry, root, request.config, run, progress, rules)
+
+
+def _check_interpreter(config: Config) -> None:
+    if config.python is not None and shutil.which(config.python) is None:
+        raise UsageError(f"{config.python} is no interpreter that can be started: give the path of one with --python")
 
 
 def _resumed(request: Request, progress: Progress) -> Job:
@@ -124,7 +158,7 @@ def _resumed(request: Request, progress: Progress) -> Job:
     config = merge(
         request.config, **{k: tuple(v) if isinstance(v, list) else v for k, v in asked.get("config", {}).items()}
     )
-    job = Job(script, arguments, asked["entry"], root, config, run, progress)
+    job = Job(script, arguments, asked["entry"], root, config, run, progress, load_rules(config))
     job.read(os.path.relpath(script, root))
     return job
 

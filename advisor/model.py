@@ -528,7 +528,10 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Numerics:
-    """The numerics proof of one candidate (VERIFY.md, section 1). `reasons` is empty when it holds."""
+    """The numerics proof of one candidate (VERIFY.md, section 1). `reasons` is empty when it holds.
+
+    `fallbacks` says why the operators that ran are not those the rewrite is for; the numbers may agree all the same.
+    """
 
     ok: bool
     reference: str
@@ -538,6 +541,7 @@ class Numerics:
     base_losses: tuple[float, ...] = ()
     reasons: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    fallbacks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -625,6 +629,7 @@ class Report:
     step_ms_after: float | None
     tokens_per_s_before: float | None
     tokens_per_s_after: float | None
+    throughput_unit: str = "tokens"  # what the two rates before count: tokens or samples
     peak_gib_before: float | None
     peak_gib_after: float | None
     environment: Environment

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import io
 from collections.abc import Callable, Mapping, Sequence
 
 from advisor.codemod import Conflict, apply
@@ -57,11 +58,11 @@ def _texts(rewrites: Sequence[Rewrite], read: Callable[[str], Source]) -> dict[s
 
 
 def unified(path: str, before: str, after: str) -> str:
-    """A unified diff in git's form; empty when nothing changed."""
+    """A unified diff in git's form, whose lines end with a line feed only; empty when nothing changed."""
     if before == after:
         return ""
     lines: list[str] = [f"diff --git a/{path} b/{path}\n"]
-    old, new = before.splitlines(keepends=True), after.splitlines(keepends=True)
+    old, new = (list(io.StringIO(text, newline="\n")) for text in (before, after))
     for line in difflib.unified_diff(old, new, f"a/{path}", f"b/{path}", n=3):
         lines.append(line if line.endswith("\n") else line + "\n\\ No newline at end of file\n")
     return "".join(lines)

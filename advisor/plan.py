@@ -6,6 +6,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from advisor.codemod import CannotEdit
 from advisor.errors import RuleError
 from advisor.model import Decline, Finding, Rewrite, Safety
 from advisor.rule import Rule
@@ -43,6 +44,9 @@ def plan(
             continue
         try:
             result = rule.rewrite(finding, read(finding.span.path))
+        except CannotEdit as error:
+            suggestions.append((finding, f"the source cannot be edited there: {error}"))
+            continue
         except Exception as error:  # noqa: BLE001 - a rule that raises is reported by id, the others still count
             errors.append(
                 RuleError(f"rule {rule.id} raised {type(error).__name__}: {error}", detail=traceback.format_exc())

@@ -223,6 +223,10 @@ class Site:
     alignment: alignment.Alignment
     cost_us: float
 
+    def text(self, node: int) -> str:
+        """Source of the expression bound to a boundary node."""
+        return self.alignment.source.segment(self.alignment.values[node].expression)
+
     def pairs(self, ctx: Context) -> list[tuple[Region, Graph]]:
         """Every region with the graph it lies in."""
         graphs = {g.index: g for g in ctx.graphs}

@@ -145,6 +145,7 @@ def root_of(run: RunDir, request: Mapping[str, Any]) -> Path:
 def request_of(run: RunDir) -> Mapping[str, Any]:
     """What the run was asked to do."""
     found = run.read_json(REQUEST)
-    if not isinstance(found, dict) or not {"script", "arguments", "root", "entry"} <= set(found):
+    kinds = {"script": str, "arguments": list, "root": str, "entry": str | None}
+    if not isinstance(found, dict) or not all(k in found and isinstance(found[k], t) for k, t in kinds.items()):
         raise ArtifactError(f"{REQUEST} of run {run.id} is of another version: run `advisor optimize` again")
     return found

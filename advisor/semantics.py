@@ -22,6 +22,7 @@ SYNONYMS: Mapping[str, str] = {
     "__sub__": "sub", "isub": "sub", "__isub__": "sub", "sub_": "sub", "subtract": "sub",
     "__mul__": "mul", "imul": "mul", "__imul__": "mul", "__rmul__": "mul", "mul_": "mul", "multiply": "mul",
     "truediv": "div", "__truediv__": "div", "itruediv": "div", "div_": "div", "true_divide": "div", "divide": "div",
+    "__eq__": "eq", "__ne__": "ne", "__lt__": "lt", "__gt__": "gt", "__rsub__": "rsub",
     "__neg__": "neg", "negative": "neg", "__pow__": "pow", "ipow": "pow", "float_power": "pow",
     "__matmul__": "matmul", "imatmul": "matmul", "bmm": "matmul", "mm": "matmul",
     "_softmax": "softmax", "masked_fill_": "masked_fill", "__getitem__": "getitem", "swapaxes": "transpose",
@@ -53,8 +54,13 @@ class NotModelled(Exception):
         self.node = node
 
 
-def evaluate(graph: Graph, root: int, bound: Mapping[int, Array], limit: int = 64) -> Array:
+def evaluate(
+    graph: Graph, root: int, bound: Mapping[int, Array], limit: int = 64, through: frozenset[int] = frozenset()
+) -> Array:
     """Value of node `root` when the nodes in `bound` have the given float64 values.
+
+    Nodes in `through` pass their first argument on: dropout, where the caller accounts for it. Dropout has no meaning
+    of its own here, so that no search takes it for part of a function.
 
     Raises `NotModelled` when the region between `root` and the bound nodes is not closed, contains an operation that
     has no meaning here, or has more than `limit` nodes.
@@ -65,6 +71,9 @@ def evaluate(graph: Graph, root: int, bound: Mapping[int, Array], limit: int = 6
         if index in known:
             return known[index]
         node = graph.nodes[index]
+        if index in through:
+            known[index] = resolve(node.args[0])
+            return known[index]
         if len(known) > limit:
             raise NotModelled(node, "the region is too large")
         meaning = MEANINGS.get(operation(node))
@@ -130,10 +139,6 @@ def _softmax(x: Array, dim: int = -1, *_ignored: Any, dtype: Any = None, **_more
     return np.asarray(shifted / shifted.sum(axis=dim, keepdims=True))
 
 
-def _dropout(x: Array, p: float = 0.5, training: bool = True, inplace: bool = False) -> Array:
-    return x  # the expectation; whether it draws is compared elsewhere
-
-
 def _where(condition: Array, kept: Any, other: Any) -> Array:
     return np.asarray(np.where(condition, kept, other))
 
@@ -193,7 +198,6 @@ MEANINGS: Mapping[str, Callable[..., Any]] = {
     "var": _var,
     "std": _std,
     "softmax": _softmax,
-    "dropout": _dropout,
     "where": _where,
     "masked_fill": lambda x, mask, value: np.where(mask, value, x),
     "logical_not": _unary(np.logical_not),

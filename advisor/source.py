@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import io
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,6 +12,14 @@ from pathlib import Path
 
 from advisor.errors import SourceError
 from advisor.model import Span
+
+
+def split_lines(text: str) -> list[str]:
+    r"""Lines with their ends, split where Python's tokenizer does: after \r\n, \r and \n.
+
+    `str.splitlines` also splits after form feed, U+0085, U+2028 and others, which stand inside a line of source.
+    """
+    return list(io.StringIO(text, newline=""))
 
 
 @dataclass(frozen=True)
@@ -53,7 +62,7 @@ class Source:
     @cached_property
     def lines(self) -> list[str]:
         """Lines with their ends."""
-        return self.text.splitlines(keepends=True)
+        return split_lines(self.text)
 
     @cached_property
     def sha256(self) -> str:
@@ -138,6 +147,33 @@ class Source:
             if column is None or self.character(line, node.col_offset) == column:
                 yield node
 
+    def reads_parameter(self, expression: ast.expr, statement: ast.stmt, depth: int = 8) -> bool:
+        """Whether an expression's value, not only a shape, comes from a parameter of its function other than `self`.
+
+        Local names are followed to every assignment in the function.
+        """
+        function = self.function_at(statement.lineno)
+        if function is None or depth == 0:
+            return depth == 0
+        first = function.args.args[0].arg if function.args.args else None
+        parameters = {a.arg for a in ast.walk(function.args) if isinstance(a, ast.arg)} - {first}
+        for node in ast.walk(expression):
+            if not isinstance(node, ast.Name) or self._only_shape(node):
+                continue
+            if node.id in parameters:
+                return True
+            for other in _assignments(function, node.id):
+                if other is not statement and self.reads_parameter(other.value, other, depth - 1):
+                    return True
+        return False
+
+    def _only_shape(self, name: ast.Name) -> bool:
+        """Whether a name is used for its shape or device alone: `x.shape[1]`, `x.size(-2)`, `len(x)`."""
+        parent = self.parents.get(name)
+        if isinstance(parent, ast.Attribute):
+            return parent.attr in ("shape", "size", "device", "dtype", "ndim", "dim")
+        return isinstance(parent, ast.Call) and isinstance(parent.func, ast.Name) and parent.func.id == "len"
+
     # ---------------------------------------------------------------------------------------------------------- names
 
     @cached_property
@@ -169,14 +205,15 @@ class Source:
     def name_for(self, module: str, function: ast.AST | None) -> str | None:
         """How this file can call `module` ("torch.nn.functional") inside `function`: "F", "nn.functional" ... or
         None."""
-        local = (
-            {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-            if function
-            else set()
-        )
-        if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            arguments = function.args
-            local |= {a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)}
+        local: set[str] = set()
+        enclosing = function
+        while enclosing is not None:
+            local |= {n.id for n in ast.walk(enclosing) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+            if isinstance(enclosing, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                local |= {a.arg for a in ast.walk(enclosing.args) if isinstance(a, ast.arg)}
+            enclosing = self.parents.get(enclosing)
+            if isinstance(enclosing, ast.Module):
+                break
         best: str | None = None
         for alias, target in self.imports.items():
             if alias in local or not (module == target or module.startswith(target + ".")):
@@ -184,3 +221,13 @@ class Source:
             spelled = alias + module[len(target) :]
             best = spelled if best is None or len(spelled) < len(best) else best
         return best
+
+
+def _assignments(function: ast.AST, name: str) -> list[ast.Assign]:
+    """The assignments in a function that give a name a value."""
+    return [
+        node
+        for node in ast.walk(function)
+        if isinstance(node, ast.Assign)
+        and any(isinstance(t, ast.Name) and t.id == name for target in node.targets for t in ast.walk(target))
+    ]

@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from advisor import analyze, match, patch, plan, registry, summary
+from advisor import analyze, match, patch, plan, summary
 from advisor.capture.counters import Recording, Sampler, summarise, summarise_windows, visible_device
 from advisor.capture.launch import Child
 from advisor.codemod import replacements
 from advisor.correlate import Correlation, correlate
-from advisor.errors import ArtifactError, NoStepsError, RuleError, ScriptError, UsageError
+from advisor.errors import ArtifactError, NoStepsError, RuleError, ScriptError
 from advisor.hardware import lookup, reference_peak
 from advisor.ingest.graph import read_graphs
 from advisor.ingest.kineto import Trace, read_trace
@@ -53,7 +53,7 @@ def counted(count: int, noun: str) -> str:
 
 def capture(job: Job) -> None:
     if job.run.has("probe.json") and job.run.has("capture.json"):
-        for path, digest in job.run.read_json("capture.json")["sources"].items():
+        for path, digest in _captured(job)["sources"].items():
             if job.read(path).sha256 != digest:
                 raise ArtifactError(f"{path} has changed since run {job.run.id} was recorded: start a new run")
         job.progress.note("taken from the interrupted run")
@@ -62,23 +62,42 @@ def capture(job: Job) -> None:
     options = {name: getattr(job.config, name) for name in ("warmup", "steps", "profile_steps")}
     spec = job.spec("advisor.capture.probe:CapturePlan", work, **options)
     marks: dict[str, float] = {}
-    with sampled(job.run.path / "counters.json"), job.spawn(spec) as child:
-        while (message := child.receive()) is not None:
-            if message.get("event") == "phase":
-                marks[str(message["name"])] = time.monotonic()
-                job.progress.doing(str(message["name"]))
-        child.wait()
-        _check_captured(job, child)
-    for name in ("trace.json.gz", "annotated.json.gz", "graph.json", "probe.json", "output.log"):
-        if (work / name).is_file():
-            shutil.move(work / name, job.run.path / name)
+    try:
+        with sampled(job.run.path / "counters.json"), job.spawn(spec) as child:
+            while (message := child.receive()) is not None:
+                if message.get("event") == "phase":
+                    marks[str(message["name"])] = time.monotonic()
+                    job.progress.doing(str(message["name"]))
+            child.wait()
+            _check_captured(job, child)
+            steps = child.status().get("steps")
+        _keep(job, work, "trace.json.gz", "annotated.json.gz", "graph.json", "probe.json")
+    finally:  # the folder names places of this machine: of a failed run only what the script printed stays
+        _keep(job, work, "output.log")
+        shutil.rmtree(work.parent, ignore_errors=True)
     for name in ("trace.json.gz", "annotated.json.gz"):
         job.run.seal_trace(name)
     window = [marks[name] for name in ("timing", "profiling") if name in marks]
     sources = {path: job.read(path).sha256 for path in sorted(_recorded_sources(job))}
-    recorded = {"steps": child.status().get("steps"), "timed_s": window, "sources": sources}
-    job.run.write_json("capture.json", recorded)
-    shutil.rmtree(work.parent, ignore_errors=True)
+    job.run.write_json("capture.json", {"steps": steps, "timed_s": window, "sources": sources})
+
+
+def _keep(job: Job, work: Path, *names: str) -> None:
+    for name in names:
+        if (work / name).is_file():
+            shutil.move(work / name, job.run.path / name)
+
+
+def _captured(job: Job) -> dict[str, Any]:
+    """What capture.json says; raises ArtifactError where it is of another form."""
+    found = job.run.read_json("capture.json")
+    if (
+        not isinstance(found, dict)
+        or not isinstance(found.get("sources"), dict)
+        or not isinstance(found.get("timed_s"), list)
+    ):
+        raise ArtifactError(f"capture.json of run {job.run.id} is damaged: start a new run")
+    return found
 
 
 def _recorded_sources(job: Job) -> set[str]:
@@ -212,7 +231,7 @@ def _with_counters(job: Job, profile: Profile) -> Profile:
     if profile.hardware.kind != "cuda" or not job.run.has("counters.json"):
         return profile
     recording = Recording.load(job.run.path / "counters.json")
-    window = job.run.read_json("capture.json")["timed_s"]
+    window = _captured(job)["timed_s"]
     counters = summarise(recording.samples, *window) if len(window) == 2 else ()
     return replace(profile, counters=counters, missing={**profile.missing, **recording.missing})
 
@@ -241,16 +260,7 @@ class Matched:
 
 def find(job: Job, profile: Profile) -> Matched:
     """Stage 4: ask the selected rules; leaves findings.json."""
-    folder = Path(job.config.rules_folder) if job.config.rules_folder else None
-    loaded, errors = registry.load(folder)
-    unknown = [r for r in (*job.config.select, *job.config.ignore) if r not in loaded]
-    if unknown:
-        raise UsageError(f"there is no rule {unknown[0]}: `advisor rules` lists them")
-    rules = {
-        name: item.rule
-        for name, item in loaded.items()
-        if name not in job.config.ignore and (not job.config.select or name in job.config.select)
-    }
+    rules = job.rules.asked
     if profile.median_step_us() is None:
         raise ScriptError("no step was timed: let the script train for longer")
     matches = match.match(match.context(profile, job.read, job.config.worth), list(rules.values()))
@@ -262,7 +272,7 @@ def find(job: Job, profile: Profile) -> Matched:
         },
     )
     job.progress.note(f"{counted(len(matches.findings), 'finding')}, {counted(len(matches.declines), 'decline')}")
-    return Matched(rules, matches, (*errors, *matches.errors))
+    return Matched(rules, matches, (*job.rules.errors, *matches.errors))
 
 
 def order(job: Job, matched: Matched) -> plan.Plan:

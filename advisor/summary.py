@@ -55,7 +55,7 @@ def report_of(results: Results) -> Report:
     after_us = median_of(timing.step_us) if timing else None
     improved = verdict.outcome is Outcome.IMPROVED
     before = _at(profile, before_us)
-    later = after(before, timing.speedup) if timing and improved else None
+    later = after(before, before_us / after_us) if before_us and after_us and improved else None
     tokens = profile.tokens_per_step
     return Report(
         schema=SCHEMA,
@@ -73,6 +73,7 @@ def report_of(results: Results) -> Report:
         step_ms_after=_ms(after_us) if improved else None,
         tokens_per_s_before=_rate(tokens, before_us),
         tokens_per_s_after=_rate(tokens, after_us) if improved else None,
+        throughput_unit="samples" if (profile.tokens_source or "").startswith("samples") else "tokens",
         peak_gib_before=_gib(timing.base_peak_bytes if timing else profile.peak_bytes),
         peak_gib_after=_gib(timing.peak_bytes) if timing else None,
         environment=profile.environment,
@@ -82,7 +83,7 @@ def report_of(results: Results) -> Report:
         phases_us=_phases(profile),
         regions=profile.regions[:MOST_REGIONS],
         findings=tuple(_findings(results)),
-        baselines=tuple(_with_mfu(row, before) for row in verdict.baselines),
+        baselines=tuple(_with_mfu(row, before, before_us) for row in verdict.baselines),
         timing=timing,
         numerics=verdict.numerics,
         trials=verdict.trials,
@@ -96,9 +97,11 @@ def report_of(results: Results) -> Report:
     )
 
 
-def _with_mfu(row: Baseline, before: Utilisation) -> Baseline:
+def _with_mfu(row: Baseline, before: Utilisation, before_us: float | None) -> Baseline:
     """A baseline does the model's arithmetic in its own time."""
-    return row if before.mfu is None or row.speedup is None else replace(row, mfu=before.mfu * row.speedup)
+    if before.mfu is None or not before_us or not row.step_us:
+        return row
+    return replace(row, mfu=before.mfu * before_us / row.step_us)
 
 
 def _at(profile: Profile, step_us: float | None) -> Utilisation:
@@ -124,7 +127,8 @@ def _rewritten(results: Results, rewrite: Rewrite) -> ReportedFinding:
     verdict = results.verdict
     kept = rewrite.id in verdict.kept
     reason = None if kept else verdict.rejected.get(rewrite.id, "it was not tried: the time budget was used up")
-    status = "applied" if kept else ("rejected" if rewrite.id in verdict.rejected else "suggested")
+    tried = rewrite.id in verdict.rejected and not (reason or "").startswith("not tried")
+    status = "applied" if kept else ("rejected" if tried else "suggested")
     return _reported(
         results,
         rewrite.finding,

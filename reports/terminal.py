@@ -23,6 +23,8 @@ _TITLES: Mapping[str, tuple[str, int]] = {  # heading and the most that are show
 }
 _HEIGHT = 40  # lines of one screen
 _BASELINES = 5
+_WRAPPED = 4  # most lines of one finding where nobody looks at a screen
+_INDENT = 6  # of the second line of a finding
 _LABEL = 11  # cells of the label column
 
 
@@ -30,19 +32,19 @@ def render_terminal(report: Report, console: Console, *, folder: str | None = No
     """Print the report; `folder` is where the run's files lie, `.advisor/runs/<run>` where it is not given."""
     report = wording.sayable(report)
     width = max(console.width, 40)
-    for line in _lines(report, width):
+    for line in _lines(report, width, most=2 if console.is_terminal else _WRAPPED):
         shown = _shortened(_encodable(line, console.encoding), width)
         console.print(shown, highlight=False, no_wrap=True, overflow="crop")
     for line in _next_steps(report, folder):
         console.print(_encodable(line, console.encoding), highlight=False, soft_wrap=True)
 
 
-def _lines(report: Report, width: int) -> Iterator[Text]:
+def _lines(report: Report, width: int, most: int) -> Iterator[Text]:
     head = [*_verdict(report, width), *_figures(report, width), Text()]
     tail = [*_baselines(report.baselines, width), Text()] if report.baselines else []
     yield from head
     if report.findings:
-        yield from _findings(report, width, room=_HEIGHT - len(head) - len(tail) - 3)
+        yield from _findings(report, width, room=_HEIGHT - len(head) - len(tail) - 3, most=most)
         yield Text()
     yield from tail
 
@@ -70,7 +72,8 @@ def _verdict(report: Report, width: int) -> Iterator[Text]:
 def _figures(report: Report, width: int) -> Iterator[Text]:
     if wording.known(report.tokens_per_s_before) or wording.known(report.tokens_per_s_after):
         before, after = report.tokens_per_s_before, report.tokens_per_s_after
-        yield _row("tokens/s", _change(wording.count(before), wording.count(after)))
+        unit = "samples/s" if report.throughput_unit == "samples" else "tokens/s"
+        yield _row(unit, _change(wording.count(before), wording.count(after)))
     yield _row("MFU", *_mfu(report))
     if wording.known(report.peak_gib_before) or wording.known(report.peak_gib_after):
         yield _row("memory", _change(wording.gib(report.peak_gib_before), wording.gib(report.peak_gib_after)), " peak")
@@ -116,18 +119,28 @@ def _row(label: str, value: str, rest: str = "", *, style: str = "bold") -> Text
 # ------------------------------------------------------------------------------------------------------------ findings
 
 
-def _findings(report: Report, width: int, *, room: int) -> Iterator[Text]:
+def _findings(report: Report, width: int, *, room: int, most: int) -> Iterator[Text]:
     groups = {status: wording.by_status(report, status) for status in wording.statuses(report)[: len(_TITLES) + 1]}
     shown = _selection(groups, room)
     every = [finding for found in shown.values() for finding in found]
     rules = iter(_column((_plain(each.rule) for each in every), 24))
     places = iter(_column((_place(each) for each in every), max(16, width // 3)))
+    spare = room - sum(1 + len(shown[each]) + (len(shown[each]) < len(found)) for each, found in groups.items())
     for status, found in groups.items():
         title = _TITLES.get(status, (_plain(status), 0))[0]
         yield Text.assemble((title, "bold"), f" ({len(found):,})")
         for finding in shown[status]:
             rule = (next(rules), "green" if status == "applied" else "")
-            yield Text.assemble("  ", rule, "  ", (next(places), "dim"), "  ", _remark(finding))
+            start = Text.assemble("  ", rule, "  ", (next(places), "dim"), "  ")
+            remark = _remark(finding)
+            parts = _wrapped(remark, width - cell_len(start.plain), width - _INDENT)
+            if most == _WRAPPED and len(parts) > most:
+                parts[most - 1 :] = [" ".join(parts[most - 1 :])]
+            if len(parts) > most or len(parts) - 1 > spare:
+                parts = [remark]
+            spare -= len(parts) - 1
+            yield start.append(parts[0])
+            yield from (Text(" " * _INDENT + part) for part in parts[1:])
         if len(found) > len(shown[status]):
             yield Text(f"  and {len(found) - len(shown[status]):,} more in the HTML report", style="dim")
 
@@ -154,6 +167,18 @@ def _remark(finding: ReportedFinding) -> str:
     if finding.needs:
         return f"{said} (needs {', '.join(_plain(each) for each in finding.needs)})"
     return said
+
+
+def _wrapped(text: str, first: int, rest: int) -> list[str]:
+    """A text in lines of whole words: `first` cells for the first line, `rest` for every other."""
+    lines = [""]
+    for word in text.split(" "):
+        longer = f"{lines[-1]} {word}" if lines[-1] else word
+        if not lines[-1] or cell_len(longer) <= (first if len(lines) == 1 else rest):
+            lines[-1] = longer
+        else:
+            lines.append(word)
+    return lines
 
 
 def _place(finding: ReportedFinding) -> str:

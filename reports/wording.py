@@ -190,6 +190,8 @@ def proof(numerics: Numerics | None) -> Proof:
     worst = "" if difference is None else _worst_sentence(difference)
     if numerics.ok:
         return Proof("good", "safe: the numbers agree", compared, worst)
+    if not numerics.compared:
+        return Proof("open", "not proved: the numbers were not compared", "", "")
     return Proof("bad", "not safe: the numbers differ", compared, worst)
 
 

@@ -11,8 +11,9 @@ block and keep only one number per row (Dao et al. 2022). In `samples/nano_gpt` 
 takes 192 of 533 ms, and its floor is 6 ms.
 
 ## When not to
-When the probabilities are used for anything else (returned, logged, regularised), when the mask is not causal by value,
-when the scale is a tensor, or when a soft cap or a bias changes the scores. Each of these is declined with its reason.
+When the probabilities are used for anything else (returned, logged, regularised); when the mask is not causal by
+value, comes from the batch or from the caller, or is a triangle at this length only; when the scale is a tensor, or
+when a soft cap or a bias changes the scores. Each of these is declined with its reason.
 
 ## Fix safety
 NUMERICS: the same sum in another order. With dropout the draws come from another place of the random stream: the
@@ -30,7 +31,7 @@ import ast
 from collections.abc import Iterator
 
 from advisor import codemod
-from advisor.model import Decline, Evidence, Finding, Graph, Rewrite, Safety
+from advisor.model import Decline, Evidence, Finding, Graph, Node, Rewrite, Safety
 from advisor.patterns import NearMiss, Region, attention_regions, default_scale
 from advisor.rule import Context, Example, GraphRule, Site, step, tensor_bytes
 from advisor.source import Source
@@ -100,7 +101,7 @@ class NaiveAttention(GraphRule):
         ),
         Example(
             before=_model("return torch.softmax(torch.matmul(q, k.mT) / 3.0, -1).matmul(v)"),
-            after=_model("return F.scaled_dot_product_attention(q, k.mT.transpose(-2, -1), v, scale=1.0 / (3.0))"),
+            after=_model("return F.scaled_dot_product_attention(q, k.mT.transpose(-2, -1), v, scale=1.0 / 3.0)"),
             profile=step(10_000, nodes=0.4),
             saves=(0, 4_000),
         ),
@@ -126,7 +127,12 @@ class NaiveAttention(GraphRule):
         facts = {(r.facts["causal"], r.facts["scale"], default_scale(r, g)) for r, g in site.pairs(ctx)}
         if len(facts) != 1:
             return self.decline(site.span, "calls of the same code differ in mask or scale")
-        scale = "" if default_scale(region, graph) else _scale_text(site, region)
+        unsure = _mask_reason(ctx, graph, site, region)
+        if unsure is not None:
+            return self.decline(site.span, unsure)
+        scale = _scale_text(site, region)
+        if scale is not None and default_scale(region, graph) and _is_default(site, region):
+            scale = ""
         if scale is None:
             return self.decline(site.span, "the scale is spread over several expressions")
         floor = sum(_floor_us(ctx, g, r) for r, g in site.pairs(ctx))
@@ -157,7 +163,7 @@ class NaiveAttention(GraphRule):
         functional, edits = codemod.functional(source, finding.span.line)
         query, key, value = (source.at(finding.bindings[name]) for name in ("query", "key", "value"))
         if finding.values["transposed"] == "False":
-            key = f"{key}.transpose(-2, -1)"
+            key = f"{codemod.grouped(key)}.transpose(-2, -1)"
         arguments = [query, key, value]
         if finding.values["causal"] == "True":
             arguments.append("is_causal=True")
@@ -203,7 +209,42 @@ def _scale_text(site: Site, region: Region) -> str | None:
         return None
     text = site.alignment.source.segment(bound.expression)
     divided = isinstance(_operator_of(site, bound.expression), ast.Div)
-    return f"1.0 / ({text})" if divided else text
+    return f"1.0 / {codemod.grouped(text)}" if divided else text
+
+
+def _is_default(site: Site, region: Region) -> bool:
+    """Whether the scale is written as the root of the head dimension, so that it stays the default at every size."""
+    if len(region.constants) != 1:
+        return False
+    (_, node, position) = region.constants["factor0"]
+    expression = site.alignment.constants[(node, position)].expression
+    text = "".join(site.alignment.source.segment(expression).split())
+    names = {n.id for n in ast.walk(expression) if isinstance(n, ast.Name)}
+    operands = {site.text(region.inputs[name]) for name in ("query", "key")}
+    return ("size(-1)" in text or "shape[-1]" in text) and names <= operands | {"math", "np", "numpy", "torch"}
+
+
+def _mask_reason(ctx: Context, graph: Graph, site: Site, region: Region) -> str | None:
+    """Why the mask of this code may be another one elsewhere, or None."""
+    if "mask" not in region.inputs:
+        return None
+    source = site.alignment.source
+    bound = site.alignment.values[region.inputs["mask"]]
+    if source.reads_parameter(bound.expression, bound.statement):
+        return "the mask is an argument of the function: another caller may pass another"
+    if "diagonal" in region.facts and not _literal_diagonal(ctx, graph.nodes[int(region.facts["diagonal"])]):
+        return "the diagonal of the mask is computed: that it is causal at this length does not prove it always is"
+    return None
+
+
+def _literal_diagonal(ctx: Context, node: Node) -> bool:
+    if node.span is None or node.span.end_column is None:
+        return False
+    for expression in ctx.read(node.span.path).expressions_at(node.span.line, node.span.column):
+        if isinstance(expression, ast.Call) and "tri" in ast.unparse(expression.func):
+            given = [k.value for k in expression.keywords if k.arg == "diagonal"] or expression.args[-1:]
+            return all(isinstance(value, ast.Constant) for value in given)
+    return False
 
 
 def _operator_of(site: Site, expression: ast.expr) -> ast.operator | None:
@@ -237,4 +278,6 @@ def _functional_dropout(site: Site, node: int) -> str:
 
     probability = text(1, "p") or "0.5"
     training = text(2, "training")
-    return probability if training in (None, "True") else f"{probability} if {training} else 0.0"
+    if training in (None, "True"):
+        return probability
+    return f"{codemod.grouped(probability)} if {codemod.grouped(training)} else 0.0"

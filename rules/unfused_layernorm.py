@@ -134,7 +134,7 @@ class UnfusedLayerNorm(GraphRule):
         x = source.at(finding.bindings["x"])
         weight, bias = (source.at(finding.bindings[n]) if n in finding.bindings else "None" for n in ("weight", "bias"))
         vector = next((name for name in (weight, bias) if name != "None"), None)
-        shape = f"{vector}.shape" if vector else f"{x}.shape[-1:]"
+        shape = f"{codemod.grouped(vector)}.shape" if vector else f"{codemod.grouped(x)}.shape[-1:]"
         arguments = [x, shape, weight, bias, finding.values["eps"]]
         call = codemod.call_text(source, finding.span, f"{functional}.layer_norm", arguments)
         edits = [

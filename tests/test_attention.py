@@ -23,9 +23,18 @@ import torch.nn.functional as F
 from torch import nn
 
 
+class AlwaysDropout(nn.Dropout):
+    def forward(self, x):
+        return F.dropout(x, self.p, True)
+
+
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
+        self.always = AlwaysDropout(0.0)
+        wide = torch.ones(16, 16, dtype=torch.bool)
+        self.register_buffer("window", wide.tril() & wide.triu(-7), persistent=False)
+        self.register_buffer("wide", wide.tril(), persistent=False)
         self.drop = nn.Dropout(0.0)
         self.p = 0.0
         self.scale = 4 ** -0.5
@@ -52,6 +61,7 @@ def get_inputs():
 
 REWRITTEN = {
     "textbook division": "return torch.softmax(q @ k.transpose(-2, -1) / math.sqrt(4), dim=-1) @ v",
+    "size of the keys": "return torch.softmax(q @ k.transpose(-2, -1) * (1.0 / math.sqrt(k.size(-1))), -1) @ v",
     "multiplied scale": "return ((q @ k.transpose(-2, -1)) * self.scale).softmax(-1) @ v",
     "scale on the left": "return F.softmax(self.scale * (q @ k.transpose(-2, -1)), dim=-1) @ v",
     "no scale": "return F.softmax(torch.matmul(q, k.transpose(2, 3)), dim=3).matmul(v)",
@@ -65,9 +75,19 @@ REWRITTEN = {
     "additive causal": "w = q @ k.transpose(-2, -1) / 2 + self.add[:T, :T]\nreturn w.softmax(-1) @ v",
     "in-place addition": "w = q @ k.transpose(-2, -1)\nw /= 2\nw += self.add\nw = w.softmax(-1)\nreturn w @ v",
     "functional dropout": "w = F.dropout(torch.softmax(q @ k.mT, -1), p=self.p, training=self.training)\nreturn w @ v",
+    "a longer buffer": 'return (q @ k.mT).masked_fill(~self.wide[:T, :T], float("-inf")).softmax(-1) @ v',
+    "a fixed scale": "return (q @ k.mT / 2.0).softmax(-1) @ v",
+    "operands that need parentheses": "kt = k.mT\nreturn (q @ (kt + 0 * kt)).softmax(-1) @ v",
+    "a triangle made here": "m = torch.triu(torch.ones(T, T, dtype=torch.bool), diagonal=1)\n"
+    "return (q @ k.mT).masked_fill(m, -1e9).softmax(-1) @ v",
+    "a lower triangle made here": "m = torch.ones(T, T).tril() == 0\n"
+    "return (q @ k.mT).masked_fill(m, -1e9).softmax(-1) @ v",
     "semicolons": "s = q @ k.mT; s = s / 2.0; w = s.softmax(-1); y = w @ v\nreturn y",
     "names reused": "x = q @ k.mT\nx = x * 0.5\nx = x.softmax(-1)\nx = x @ v\nx = x * 2\nreturn x",
 }
+
+# written as the root of the head dimension, so that the default stays right at every size
+DEFAULT_SCALE: set[str] = {"size of the keys"}
 
 LEFT_ALONE = {
     "weights returned": ("w = (q @ k.mT).softmax(-1)\nreturn w @ v + 0 * w.sum()", "used elsewhere"),
@@ -91,6 +111,41 @@ LEFT_ALONE = {
     "mask after softmax": ("return ((q @ k.mT).softmax(-1) * self.tri) @ v", "stands between softmax"),
     "probabilities on the right": ("return v.mT @ (q @ k.mT).softmax(-1)", "right operand"),
     "integer factor of the mask": ("return (q @ k.mT * self.tri).softmax(-1) @ v", "scaled by a tensor"),
+    "a mask cut at an offset": (
+        'S = k.size(-2)\nreturn (q @ k.mT).masked_fill(~self.tri[S - T : S, :S], float("-inf")).softmax(-1) @ v',
+        "at an offset",
+    ),
+    "a window that is causal only here": (
+        'return (q @ k.mT).masked_fill(~self.window[:T, :T], float("-inf")).softmax(-1) @ v',
+        "not a triangle as a whole",
+    ),
+    "a mask given by the caller": (
+        "def attend(q, k, v, mask):\n"
+        '    return (q @ k.mT).masked_fill(~mask, float("-inf")).softmax(-1) @ v\n'
+        "return attend(q, k, v, self.tri)",
+        "argument of the function",
+    ),
+    "a mask made of positions": (
+        "i = torch.arange(T)\nreturn (q @ k.mT).masked_fill(i[None] > i[:, None], -1e9).softmax(-1) @ v",
+        "at this length",
+    ),
+    "a computed diagonal": (
+        "m = torch.ones(T, T, dtype=torch.bool).triu(k.size(-2) - T + 1)\n"
+        "return (q @ k.mT).masked_fill(m, -1e9).softmax(-1) @ v",
+        "diagonal of the mask is computed",
+    ),
+    "a subclass of Dropout": ("w = self.always((q @ k.mT).softmax(-1))\nreturn w @ v", "body is elsewhere"),
+    "an intermediate deleted": ("w = (q @ k.mT).softmax(-1)\ny = w @ v\ndel w\nreturn y", "read again"),
+    "an assignment inside": ("return (q @ k.mT / (d := math.sqrt(4))).softmax(-1) @ v * d", "assigns"),
+    "inside a lambda": ("s = q @ k.mT\nf = lambda s: s.softmax(-1) @ v\nreturn f(s)", "lambda"),
+    "queries changed in between": (
+        "q = q * 1\ns = q @ k.mT\nq.mul_(3)\nreturn s.softmax(-1) @ v + 0 * q",
+        "in place",
+    ),
+    "gradients switched in between": (
+        "torch.set_grad_enabled(False)\ns = q @ k.mT\ntorch.set_grad_enabled(True)\nreturn s.softmax(-1) @ v",
+        "switched",
+    ),
     "shape read later": ("w = (q @ k.mT).softmax(-1)\ny = w @ v\nreturn y * w.shape[-1]", "read again"),
 }
 
@@ -119,6 +174,7 @@ def test_rewritten_and_the_same_function(name: str, tmp_path: Path) -> None:
     assert [type(f) for f in found] == [Finding], found
     assert "scaled_dot_product_attention(" in after
     assert "softmax(" not in after.split("def forward")[1]
+    assert ("scale=" in after) == (name not in DEFAULT_SCALE)
     testing.check_same_function(text, after, RULE.tolerance, name)
 
 

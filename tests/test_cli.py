@@ -87,6 +87,24 @@ def test_script_that_raises_shows_its_own_traceback(tmp_path: Path) -> None:
     assert done.stderr.count("Traceback") == 1
 
 
+def test_a_failed_run_keeps_what_the_script_printed_and_no_place_of_this_machine(tmp_path: Path) -> None:
+    done = run(tmp_path, "optimize", script(tmp_path, "print('hello')\nraise RuntimeError('no data')\n"))
+    assert done.returncode == 3
+    (kept,) = (tmp_path / ".advisor" / "runs").iterdir()
+    assert not (kept / "work").exists()
+    assert "hello" in (kept / "output.log").read_text(encoding="utf-8")
+    done = run(tmp_path, "apply")
+    assert done.returncode == 2
+    assert "did not reach its verdict" in one_message(done)
+
+
+@pytest.mark.parametrize("entry", ["nowhere:main", "train:nothing"])
+def test_an_entry_that_cannot_be_imported_is_the_scripts_error(tmp_path: Path, entry: str) -> None:
+    done = run(tmp_path, "optimize", script(tmp_path, "x = 1\n"), "--entry", entry)
+    assert done.returncode == 3
+    assert entry.partition(":")[entry.startswith("train") * 2] in one_message(done)
+
+
 def test_script_without_a_step_gets_the_ten_lines(tmp_path: Path) -> None:
     done = run(tmp_path, "optimize", script(tmp_path, "import torch\nprint(torch.ones(2))\n"))
     assert done.returncode == 3

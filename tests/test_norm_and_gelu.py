@@ -34,6 +34,7 @@ class Model(nn.Module):
         self.g = nn.Parameter(torch.rand(16))
         self.b = nn.Parameter(torch.rand(16))
         self.eps = 1e-5
+        self.drop = nn.Dropout(0.0)
 
     def forward(self, x):
 {body}
@@ -59,6 +60,10 @@ NORMS = {
     "d = d / torch.sqrt((d * d).mean(-1, keepdim=True) + 1e-5)\nreturn d * self.g",
     "power one half": "m = x.mean(2, True)\n"
     "return (x - m) / (((x - m) ** 2).mean(2, True) + 1e-5) ** 0.5 * self.g + self.b",
+    "a weight that is an expression": "m = x.mean(-1, keepdim=True)\nv = x.var(-1, keepdim=True, unbiased=False)\n"
+    "return (x - m) / torch.sqrt(v + 1e-5) * (1 + self.g) + self.b",
+    "dropout after it": "m = x.mean(-1, keepdim=True)\nv = x.var(-1, keepdim=True, unbiased=False)\n"
+    "return self.drop((x - m) / torch.sqrt(v + 1e-5) * self.g + self.b)",
     "correction": "m = x.mean(-1, keepdim=True)\n"
     "v = torch.var(x, dim=-1, correction=0, keepdim=True)\nreturn (x - m) * (v + 1e-5).rsqrt()",
 }
@@ -81,12 +86,19 @@ NOT_NORMS = {
         "return (x - m) / torch.sqrt(v + 1e-5) + m",
         "used elsewhere",
     ),
+    "a cast at the end": (
+        "m = x.mean(-1, keepdim=True)\nv = x.var(-1, keepdim=True, unbiased=False)\n"
+        "return ((x - m) / torch.sqrt(v + 1e-5)).to(torch.float64)",
+        "dtypes differ",
+    ),
     "in a helper": ("return helper(x, 1e-5) * 2 + helper(x * 2, 1e-3)", "differ in eps"),
 }
 QUIET = {
     "rms norm": "return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5) * self.g",
     "mean over another axis": "m = x.mean(1, keepdim=True)\n"
     "return (x - m) / torch.sqrt(((x - m) ** 2).mean(1, keepdim=True) + 1e-5)",
+    "dropout inside": "m = x.mean(-1, keepdim=True)\nv = x.var(-1, keepdim=True, unbiased=False)\n"
+    "return self.drop(x - m) / torch.sqrt(v + 1e-5)",
     "mean only": "return x - x.mean(-1, keepdim=True)",
 }
 GELUS = {
@@ -100,6 +112,8 @@ NOT_GELUS = {
     "tanh alone": "return torch.tanh(x)",
     "coarse constant": "return 0.5 * x * (1 + torch.tanh(0.8 * (x + 0.044715 * x**3)))",
     "other cubic": "return 0.5 * x * (1 + torch.tanh(0.7978845608 * (x + 0.05 * x**3)))",
+    "dropout in the gate": "t = torch.tanh(0.7978845608 * (x + 0.044715 * x**3))\nreturn 0.5 * x * self.drop(1 + t)",
+    "five digits": "return 0.5 * x * (1 + torch.tanh(0.79788 * (x + 0.044715 * x**3)))",
     "lstm gate": "return torch.sigmoid(x) * torch.tanh(x)",
 }
 
@@ -127,6 +141,7 @@ def test_rewritten_and_the_same_function(rule: str, name: str, tmp_path: Path) -
     forward = after.split("def forward")[1]
     assert ("layer_norm(" if rule == "unfused-layernorm" else "gelu(") in forward
     assert "mean" not in forward and "tanh(" not in forward
+    assert ("self.drop(" in forward) == ("dropout" in name)
     testing.check_same_function(before, after, RULES[rule].tolerance, name)
 
 
@@ -146,3 +161,18 @@ def test_look_alike_is_declined_with_the_difference(name: str, tmp_path: Path) -
 def test_something_else_is_no_finding(rule: str, name: str, tmp_path: Path) -> None:
     body = (QUIET if rule == "unfused-layernorm" else NOT_GELUS)[name]
     assert results(rule, body, tmp_path)[0] == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "body"), [("unfused-layernorm", NORMS["torch functions"]), ("unfused-gelu", GELUS["halves"])]
+)
+def test_one_line_in_two_graphs_is_one_finding(rule: str, body: str, tmp_path: Path) -> None:
+    """A graph break between two calls of one function puts its operations into two graphs."""
+    text = HEAD.replace("{body}", textwrap.indent("y = self.part(x)\nprint(end='')\nreturn self.part(y)", " " * 8))
+    part = "    def part(self, x):\n" + textwrap.indent(body, " " * 8) + "\n\n    def forward"
+    text = text.replace("    def forward", part)
+    ctx, _ = testing.context_of(RULES[rule], text, step(10_000, nodes=0.5), tmp_path)
+    assert len(ctx.graphs) == 2
+    (found,) = RULES[rule].match(ctx)
+    assert isinstance(found, Finding)
+    assert next(e.value for e in found.evidence if e.what.startswith("calls")) == 2

@@ -7,10 +7,12 @@ whatever speed-up a test asks for.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import shutil
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,8 @@ from advisor.config import Config
 from advisor.job import Request, begin
 from advisor.model import Baseline, Numerics, Patch, Timing
 from advisor.progress import Progress
+from advisor.reports.jsonform import from_document
+from advisor.reports.terminal import render_terminal
 
 DATA = Path(__file__).parent / "data" / "tiny_gpt"
 RUN = "20260101-000000-test"
@@ -386,3 +390,133 @@ def test_a_damaged_run_is_one_message(
     errors = capsys.readouterr().err
     assert errors.count("error: ") == 1
     assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "command"),
+    [
+        ("run.json", "{}", "apply"),
+        ("run.json", "[]", "apply"),
+        ("run.json", '{"script": 1, "arguments": 2, "root": 3, "entry": null}', "apply"),
+        ("patch.json", "[]", "apply"),
+        ("patch.json", "{}", "apply"),
+        ("patch.json", '{"files": {"train.py": {"base": "", "result": "", "replacements": [[1]]}}}', "apply"),
+        ("report.json", "{}", "report"),
+        ("report.json", "[]", "report"),
+        ("report.json", '{"schema": 99}', "report"),
+        ("capture.json", "[]", "optimize"),
+    ],
+)
+def test_a_damaged_artifact_is_one_message(
+    project: Path, name: str, text: str, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (project / ".advisor/runs" / RUN / name).write_text(text, encoding="utf-8")
+    assert (resume() if command == "optimize" else advisor(command)) == 4
+    errors = capsys.readouterr().err
+    assert errors.count("error: ") == 1
+    assert "Traceback" not in errors
+
+
+def test_a_damaged_report_does_not_matter_to_apply(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(FakeLab, "speedup", 1.0)
+    resume()
+    (project / ".advisor/runs" / RUN / "report.json").write_text("{}", encoding="utf-8")
+    capsys.readouterr()
+    assert advisor("apply") == 2
+    assert "has no proven patch" in capsys.readouterr().err
+
+
+def test_apply_says_that_a_run_without_a_verdict_proved_nothing(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert advisor("apply") == 2
+    errors = capsys.readouterr().err
+    assert "no proven patch, because it did not reach its verdict" in errors
+    assert f"--resume {RUN}" in errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--select", "nope"), "there is no rule nope"),
+        (("--ignore", "nope"), "there is no rule nope"),
+        (("--rules", "nowhere"), "does not exist"),
+        (("--python", "./no/such"), "--python"),
+        (("--entry", "train"), "module:function"),
+        (("--entry", "train:"), "module:function"),
+    ],
+)
+def test_a_wrong_option_is_said_before_anything_runs(
+    project: Path, arguments: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert advisor("optimize", "train.py", "-q", *arguments) == 2
+    assert words in capsys.readouterr().err
+    assert [path.name for path in (project / ".advisor/runs").iterdir()] == [RUN]
+
+
+def test_apply_writes_the_target_of_a_link(project: Path) -> None:
+    resume()
+    (project / "real").mkdir()
+    git(project, "mv", "train.py", "real/train.py")
+    (project / "train.py").symlink_to("real/train.py")
+    git(project, "add", "train.py")
+    git(project, "commit", "-qm", "link")
+    before = (project / "real/train.py").read_bytes()
+    assert advisor("apply") == 0
+    assert (project / "train.py").is_symlink()
+    assert (project / "real/train.py").read_bytes() != before
+
+
+def test_the_page_of_a_rule_that_cannot_load_is_an_error_of_that_rule(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (project / "mine").mkdir()
+    (project / "mine" / "half_written.py").write_text("raise ValueError('half written')\n", encoding="utf-8")
+    assert advisor("explain", "half-written", "--rules", "mine") == 5
+    assert capsys.readouterr().err.count("error: ") == 1
+    assert advisor("explain", "naive-attention", "--rules", "mine") == 0
+    assert advisor("explain", "other", "--rules", "mine") == 2
+
+
+def test_what_is_no_token_is_not_called_so(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    resume()
+    assert report(project)["throughput_unit"] == "tokens"
+    assert "tokens/s" in capsys.readouterr().out
+    path = project / ".advisor/runs" / RUN / "probe.json"
+    probe = json.loads(path.read_text(encoding="utf-8"))
+    for call in probe["root_calls"]:
+        call["inputs"] = [{"shape": [4, 16], "dtype": "float32"}]
+    path.write_text(json.dumps(probe), encoding="utf-8")
+    resume()
+    assert report(project)["throughput_unit"] == "samples"
+    shown = capsys.readouterr().out
+    assert "samples/s" in shown
+    assert "tokens/s" not in shown
+    page = (project / ".advisor/runs" / RUN / "report.html").read_text(encoding="utf-8")
+    assert "samples/s" in page
+    assert "tokens/s" not in page
+
+
+def test_a_report_written_before_a_field_existed_can_be_read() -> None:
+    recorded = Path(__file__).parents[1] / "samples" / "nano_gpt" / "h200" / "report.json"
+    found = from_document(json.loads(recorded.read_text(encoding="utf-8")))
+    assert found.throughput_unit == "tokens"
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_long_reason_goes_on_in_a_second_line(terminal: bool) -> None:
+    recorded = Path(__file__).parents[1] / "samples" / "nano_gpt" / "h200" / "report.json"
+    found = from_document(json.loads(recorded.read_text(encoding="utf-8")))
+    reason = "it was left alone because " + "of this and that " * 6 + "and so on"
+    place = replace(found.findings[0], status="declined", reason=reason, path="a.py", line=1, rule="r", needs=())
+    stream = io.StringIO()
+    console = Console(file=stream, width=100, force_terminal=terminal, color_system=None)
+    render_terminal(replace(found, findings=(place,)), console)
+    shown = stream.getvalue()
+    assert reason in " ".join(shown.split())
+    assert all(len(line) <= 100 for line in shown.splitlines() if not line.startswith("report "))
+    stream.truncate(0)
+    render_terminal(replace(found, findings=(replace(place, reason=reason * 9),) * 40), console)
+    assert len(stream.getvalue().splitlines()) <= 40

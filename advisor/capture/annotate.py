@@ -164,18 +164,21 @@ def mask_facts(value: torch.Tensor) -> dict[str, str]:
 
     "keep" tells which query-key pairs stay when True (bool) or finite (float) elements are kept: "causal" (key <=
     query, top-left aligned), "all", or "other"; "drop" the same when True elements are dropped; "fill" the additive
-    value of dropped pairs. Values that need a gradient or have fewer than two dimensions are no masks.
+    value of dropped pairs. Of a tensor of zeros and ones, "nonzero" and "zero" tell the same. Values that need a
+    gradient or have fewer than two dimensions are no masks.
     """
     if value.requires_grad or value.dim() < 2 or value.numel() > MASK_LIMIT or value.numel() == 0:
         return {}
     if value.dtype is torch.bool:
         return {"keep": _pattern(value), "drop": _pattern(~value)}
-    if not value.is_floating_point() or value.shape[-1] < 2 or value.shape[-2] < 2:
+    if value.is_complex() or value.shape[-1] < 2 or value.shape[-2] < 2:
         return {}
     kept = value == 0
     dropped = value[~kept]
     if dropped.numel() == 0:
         return {"keep": "all"}
+    if bool((dropped == 1).all()):
+        return {"nonzero": _pattern(~kept), "zero": _pattern(kept)}
     lowest = float(dropped.max())
     if lowest > -1e4 or float(dropped.min()) != lowest:
         return {}

@@ -17,6 +17,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import CodeType, ModuleType
 
+from advisor.source import split_lines
+
 VARIABLE = "ADVISOR_OVERLAY"  # path of a JSON file {absolute source path: path of its replacement}
 
 
@@ -68,7 +70,7 @@ def install(replacements: Mapping[str, str]) -> None:
 
     io.open_code = open_code  # type: ignore[assignment]
     for path, text in texts.items():  # inspect.getsource and tracebacks read through linecache
-        lines = text.decode("utf-8").splitlines(keepends=True)
+        lines = split_lines(text.decode("utf-8"))
         linecache.cache[path] = (len(text), None, lines, path)
 
 

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from advisor.model import Span
+from advisor.source import split_lines
 
 _PORTABLE = (
     "site-packages/",
@@ -100,7 +101,7 @@ class Frames:
     def _line(self, inside: str, line: int) -> str | None:
         if inside not in self._lines:
             try:
-                self._lines[inside] = (Path(self._root) / inside).read_text(encoding="utf-8").splitlines()
+                self._lines[inside] = split_lines((Path(self._root) / inside).read_text(encoding="utf-8"))
             except (OSError, UnicodeDecodeError):
                 self._lines[inside] = []
         lines = self._lines[inside]

@@ -9,8 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from advisor.model import Graph, Node, Ref
-from advisor.patterns.regions import FORWARD_LIMIT, NearMiss, Region, calls, changes_input, escape, inner_nodes
+from advisor.model import Graph, Node, Ref, Symbol
+from advisor.patterns.regions import (
+    FORWARD_LIMIT,
+    NearMiss,
+    Region,
+    calls,
+    changes_input,
+    disturbed,
+    escape,
+    inner_nodes,
+)
 from advisor.semantics import Array, NotModelled, attention, evaluate, operation, same
 
 MASKED = -1e4  # an additive or fill value at or below this removes a pair after softmax in fp16 and wider
@@ -23,6 +32,7 @@ class _Path:
     scale: float = 1.0
     factors: list[tuple[int, int]] = field(default_factory=list)  # (node, argument position) of every scalar factor
     mask: int | None = None
+    diagonal: int | None = None  # a triu or tril whose diagonal must be a literal in the source
     dropout: int | None = None
     scores: int | None = None
     output: int | None = None
@@ -129,6 +139,52 @@ def _require_causal(graph: Graph, node: Node, mask: Any, side: str, path: _Path)
     if _reads_batch(graph, mask.index):
         raise _Stop(node.index, "the mask depends on the batch: that it was causal here does not prove it always is")
     path.mask = mask.index
+    path.diagonal = _causal_at_every_size(graph, mask.index)
+
+
+VIEWS = frozenset({"getitem", "view", "reshape", "unsqueeze", "expand", "expand_as", "squeeze", "to", "detach"})
+TESTS = frozenset({"eq", "ne", "gt", "lt", "logical_not", "bool"})
+
+
+def _causal_at_every_size(graph: Graph, index: int) -> int | None:
+    """Follow a mask to where its triangle comes from; raises `_Stop` unless it is causal whatever the length.
+
+    Either a buffer that is a lower triangle as a whole, cut from its corner, or a triangle made in the graph. Gives the
+    node of a `triu` whose diagonal must be a literal in the source, None where nothing is left to check.
+    """
+    while True:
+        node = graph.nodes[index]
+        kind = operation(node)
+        if node.op in ("placeholder", "get_attr"):
+            if {node.facts.get(name) for name in ("keep", "drop", "nonzero", "zero")} & {"causal"}:
+                return None
+            raise _Stop(index, "the mask's buffer is not a triangle as a whole: at another length it is another mask")
+        if kind in ("tril", "triu"):
+            diagonal = node.args[1] if len(node.args) > 1 else node.kwargs.get("diagonal")
+            if (kind, diagonal) == ("tril", None):
+                return None
+            if (kind, diagonal) in (("triu", 1), ("tril", 0)):
+                return index
+            raise _Stop(index, "the diagonal of the mask is not that of a causal mask")
+        if kind == "getitem" and not _from_the_corner(node.args[1]):
+            raise _Stop(index, "the mask is cut from its buffer at an offset")
+        if kind not in VIEWS | TESTS or not isinstance(node.args[0], Ref):
+            raise _Stop(
+                index, f"the mask is made by `{kind}`: that it is causal at this length does not prove it always is"
+            )
+        index = node.args[0].index
+
+
+def _from_the_corner(item: Any) -> bool:
+    """Whether an index leaves the last two axes as they are or cuts their beginning; a start that is 0 here may not
+    be."""
+    parts = item if isinstance(item, tuple) else (item,)
+    for part in parts:
+        whole = part is None or isinstance(part, int) or (isinstance(part, Symbol) and part.kind == "ellipsis")
+        cut = isinstance(part, Symbol) and part.kind == "slice" and part.parts[0] is None and part.parts[2] is None
+        if not (whole or cut):
+            return False
+    return not any(isinstance(part, int) for part in parts[-2:]) or len(parts) <= 2
 
 
 def _reads_batch(graph: Graph, index: int) -> bool:
@@ -209,8 +265,14 @@ def _attention_region(graph: Graph, softmax: Node, path: _Path) -> Region:
         inner=inner,
         constants={f"factor{i}": (_factor(graph, at), *at) for i, at in enumerate(path.factors)},
         facts={"scale": repr(path.scale), "causal": str(path.mask is not None), "transposed": str(transposed)}
-        | ({} if path.dropout is None else {"dropout": str(path.dropout)}),
+        | ({} if path.dropout is None else {"dropout": str(path.dropout)})
+        | ({} if path.diagonal is None else {"diagonal": str(path.diagonal)}),
     )
+    disturbance = disturbed(graph, inner, output.index)
+    if disturbance is not None:
+        raise _Stop(*disturbance)
+    if output.dtype != graph.nodes[inputs["query"]].dtype and any(operation(graph.nodes[i]) == "to" for i in inner):
+        raise _Stop(output.index, "the result has another dtype than the queries")
     _check_meaning(graph, region, path, keys.index)
     return region
 
@@ -249,7 +311,8 @@ def _check_meaning(graph: Graph, region: Region, path: _Path, keys: int) -> None
     if path.mask is not None:
         bound[path.mask] = _sample_mask(graph.nodes[path.mask], lower)
     try:
-        value = evaluate(graph, region.root, bound)
+        through = frozenset() if path.dropout is None else frozenset({path.dropout})
+        value = evaluate(graph, region.root, bound, through=through)
     except NotModelled as unknown:
         raise _Stop(unknown.node.index, f"the region cannot be evaluated: {unknown}") from unknown
     if not same(value, attention(q, k, v, path.scale, lower if path.mask is not None else None), 1e-9):

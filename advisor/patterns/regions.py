@@ -91,7 +91,50 @@ def changes_input(graph: Graph, inner: frozenset[int]) -> int | None:
     return None
 
 
+MODES = frozenset({"_set_grad_enabled", "_enter_autocast", "_exit_autocast", "_enter_inference_mode"})
+
+
+def disturbed(graph: Graph, inner: frozenset[int], root: int) -> tuple[int, str] | None:
+    """An operation between the region's own that changes a value in place or switches gradients or autocast."""
+    for index in range(min(inner), root):
+        node = graph.nodes[index]
+        if index in inner or not node.op.startswith("call_"):
+            continue
+        name = node.target.rsplit(".", 1)[-1]
+        if name in MODES:
+            return index, "gradients or autocast are switched while it is computed"
+        if name in IN_PLACE or name == "setitem" or (name.endswith("_") and not name.endswith("__")):
+            return index, "a tensor is changed in place while it is computed"
+    return None
+
+
+def one_dtype(graph: Graph, region: Region) -> NearMiss | None:
+    """A near miss unless result and inputs have one dtype.
+
+    Where autocast alone widened the result, it may differ from the input as long as only matrix products read it: they
+    round it to the input's dtype again.
+    """
+    root = graph.nodes[region.root]
+    kinds = {graph.nodes[index].dtype for index in region.inputs.values()}
+    if len(kinds) == 1 and root.dtype in kinds:
+        return None
+    explicit = any(operation(graph.nodes[index]) == "to" for index in region.inner)
+    products = {"linear", "matmul", "addmm", "conv1d", "conv2d", "conv3d"}
+    rounded = bool(root.users) and all(operation(graph.nodes[user]) in products for user in root.users)
+    if len(kinds) == 1 and not explicit and rounded and kinds <= {"bfloat16", "float16"} and root.dtype == "float32":
+        return None
+    names = ", ".join(sorted(str(kind) for kind in kinds))
+    reason = f"its dtypes differ: {names} in, {root.dtype} out; the fused operation would return another"
+    return NearMiss(graph=graph.index, node=region.root, reason=reason)
+
+
 def contained(graph: Graph, region: Region) -> Region | NearMiss:
+    other = one_dtype(graph, region)
+    if other is not None:
+        return other
+    disturbance = disturbed(graph, region.inner, region.root)
+    if disturbance is not None:
+        return NearMiss(graph=graph.index, node=disturbance[0], reason=disturbance[1])
     writes = changes_input(graph, region.inner)
     if writes is not None:
         return NearMiss(graph=graph.index, node=writes, reason="it changes its input in place")

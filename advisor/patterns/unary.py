@@ -8,7 +8,7 @@ import numpy as np
 
 from advisor.model import Graph
 from advisor.patterns.regions import FORWARD_LIMIT, NearMiss, Region, calls, contained, forward_from, inner_nodes
-from advisor.semantics import Array, NotModelled, evaluate, same
+from advisor.semantics import Array, NotModelled, evaluate
 
 
 def unary_regions(
@@ -30,7 +30,9 @@ def _unary_at(graph: Graph, anchor: int, samples: Array, expected: Array, relati
                 value = evaluate(graph, root, {source: samples})
             except NotModelled:
                 continue
-            if same(value, expected, relative):
+            if value.shape == expected.shape and bool(
+                np.all(np.abs(value - expected) <= relative * np.maximum(np.abs(samples), 1e-3))
+            ):
                 inner = inner_nodes(graph, root, frozenset({source}))
                 return Region(graph=graph.index, root=root, inputs={"x": source}, inner=inner)
     return None

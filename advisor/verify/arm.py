@@ -13,7 +13,7 @@ from torch.utils import _pytree as tree
 from advisor.session import SessionPlan
 from advisor.verify.draws import spread_of
 from advisor.verify.interventions import AutocastWatch, DropoutLog, HigherPrecision, first_rows
-from advisor.verify.recording import FULL_LIMIT, Recorder, checksum, dtype_name, start_checksum
+from advisor.verify.recording import FULL_LIMIT, Recorder, checksum, dtype_name, value_checksum
 
 REPEATS = 2  # evaluation passes on the same batch
 MAX_RECORDED_BATCHES = 10_000
@@ -22,8 +22,8 @@ MAX_RECORDED_BATCHES = 10_000
 class NumericsPlan(SessionPlan):
     """Record one arm of the numerics proof, then stop the script.
 
-    Options: arm (base, cand or ref), reference (float32 or float64, for ref), trajectory_steps, max_seconds (of the
-    trajectory), batch_divisor, full_limit (bytes). Writes numerics.json and tensors.npz.
+    Options: arm (base, cand or ref), reference (float32, float64 or as-found, for ref), trajectory_steps, max_seconds
+    (of the trajectory), batch_divisor, full_limit (bytes). Writes numerics.json and tensors.npz.
     """
 
     watch_modules = True
@@ -34,7 +34,9 @@ class NumericsPlan(SessionPlan):
         self.max_seconds = float(options.get("max_seconds", 120.0))
         self.divisor = int(options.get("batch_divisor", 1))
         self.full_limit = int(options.get("full_limit", FULL_LIMIT))
-        self.reference = options.get("reference", "float32") if options["arm"] == "ref" else None
+        asked = options.get("reference", "float32") if options["arm"] == "ref" else None
+        self.again = asked == "as-found"  # a second run of the original takes the place of one in higher precision
+        self.reference = None if self.again else asked
         self.roots: list[nn.Module] = []
         self.losses: list[list[Any]] = [[]]
         self.batches: list[str] = []
@@ -70,7 +72,7 @@ class NumericsPlan(SessionPlan):
     def batch(self, value: Any) -> Any:
         if len(self.batches) < MAX_RECORDED_BATCHES:
             tensors = [leaf for leaf in tree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
-            self.batches.append(" ".join(checksum(tensor) for tensor in tensors))
+            self.batches.append(" ".join(value_checksum(tensor) for tensor in tensors))
         return first_rows(value, self.divisor)
 
     def module_call(self, module: Any, call: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -129,7 +131,7 @@ class NumericsPlan(SessionPlan):
         facts["inputs"] = self.inputs
         facts["parameters"] = list(self.parameters.values())
         facts["arm"] = self.session.spec.options["arm"]
-        facts["reference"] = self.reference
+        facts["reference"] = facts["compute"] if self.again else self.reference
         facts.setdefault("evaluation", {"skipped": "the script ended before the evaluation pass"})
         self.record.write()
 
@@ -141,7 +143,7 @@ class NumericsPlan(SessionPlan):
             return
         self.called_this_step = True
         leaves = [t for t in tree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor) and not t.requires_grad]
-        self.inputs.append(" ".join(checksum(tensor) for tensor in leaves))
+        self.inputs.append(" ".join(value_checksum(tensor) for tensor in leaves))
 
     def _note_first_call(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Keep the inputs of the largest module for the evaluation pass."""
@@ -167,7 +169,7 @@ class NumericsPlan(SessionPlan):
             "shape": list(parameter.shape),
             "dtype": dtype_name(parameter.dtype),
             "requires_grad": parameter.requires_grad,
-            "start": start_checksum(parameter),
+            "start": value_checksum(parameter),
             "start_norm": float(torch.linalg.vector_norm(parameter.detach(), dtype=torch.float64)),
             "gradient": None,
         }

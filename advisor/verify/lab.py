@@ -29,6 +29,7 @@ LEAST_START_S = 120.0  # a start may always take this long, whatever is left of 
 BASELINE_BLOCKS = 3
 BASELINE_BLOCK_S = 1.0
 TRAJECTORY_SHARE = 0.05  # of the time budget, for the compared loss curve of one arm
+COMPARED_WITH_ITSELF = "the script does not run in higher precision: compared with a second run of itself"
 LOOSENESS = (Safety.EXACT, Safety.NUMERICS, Safety.SEMANTICS, Safety.PRECISION)
 
 
@@ -65,6 +66,7 @@ class _Originals:
     base: Path
     ref: Path
     options: dict[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 class _ArmFailed(Exception):
@@ -145,14 +147,12 @@ class ProcessLab:
             reference = str(json.loads((known.ref / "numerics.json").read_text(encoding="utf-8"))["reference"])
             return Numerics(ok=False, reference=reference, compared=0, reasons=(reason,))
         numerics = compare(known.base, cand, known.ref, tolerance=tolerance, safety=safety)
-        fallen_back = tuple(wrong_operators(_facts(known.base), _facts(cand), patch.rewrites))
-        if fallen_back:
-            numerics = replace(numerics, ok=False, reasons=(*numerics.reasons, *fallen_back))
+        notes = [*numerics.notes, *known.notes]
         rows = int(known.options["batch_divisor"])
         if rows > 1:
-            note = f"compared on the first 1/{rows} of every batch: the whole did not fit in memory in every arm"
-            numerics = replace(numerics, notes=(*numerics.notes, note))
-        return numerics
+            notes.append(f"compared on the first 1/{rows} of every batch: the whole did not fit in memory in every arm")
+        fallbacks = tuple(wrong_operators(_facts(known.base), _facts(cand), patch.rewrites))
+        return replace(numerics, notes=tuple(notes), fallbacks=fallbacks)
 
     def _record_originals(self, divisor: int) -> _Originals:
         """Run the script as found, then in higher precision; all arms take as many steps as the first one managed."""
@@ -170,22 +170,36 @@ class ProcessLab:
                 base = self._record("base", None, arm="base", **options)
         options["max_seconds"] = 1e9  # the other arms take the same number of steps, however long
         self._say("recording the reference in higher precision")
-        return _Originals(base, self._record_reference(base, facts, options), options)
+        ref, notes = self._record_reference(base, facts, options)
+        return _Originals(base, ref, options, notes)
 
-    def _record_reference(self, base: Path, facts: Mapping[str, Any], options: Mapping[str, Any]) -> Path:
-        """The reference: float64 where asked for or cheap and the script allows it, else float32 without shortcuts."""
+    def _record_reference(
+        self, base: Path, facts: Mapping[str, Any], options: Mapping[str, Any]
+    ) -> tuple[Path, tuple[str, ...]]:
+        """The reference and what is to be noted about it.
+
+        It is float64 where asked for or cheap and the script allows it, else float32 without shortcuts; for a script
+        that runs in neither, a second run of the script as found.
+        """
         wanted = self._settings.reference
         single = facts["compute"] == "float32"
         if wanted == "float64" or (wanted == "auto" and single and facts["device"] == "cpu"):
             with contextlib.suppress(_ArmFailed):  # a script that insists on float32 somewhere
                 ref = self._record("ref64", None, arm="ref", reference="float64", **options)
                 if reference_follows(base, ref):
-                    return ref
-        return self._record("ref32", None, arm="ref", reference="float32", **options)
+                    return ref, ()
+        try:
+            return self._record("ref32", None, arm="ref", reference="float32", **options), ()
+        except _ArmFailed as failed:
+            if failed.out_of_memory:
+                raise
+        self._say("recording the script as found again: it does not run in higher precision")
+        return self._record("again", None, arm="ref", reference="as-found", **options), (COMPARED_WITH_ITSELF,)
 
     def _record(self, name: str, patch: Patch | None, **options: Any) -> Path:
         """Run one arm of the proof to its end and return its folder."""
-        environment = {"TORCHDYNAMO_DISABLE": "1"} if options["arm"] == "ref" else {}
+        higher = options["arm"] == "ref" and options["reference"] != "as-found"
+        environment = {"TORCHDYNAMO_DISABLE": "1"} if higher else {}
         self._runs += 1
         out = self._folder(f"{self._runs:02d}-{name}")
         spec = replace(

@@ -87,12 +87,14 @@ def compare(
 
 
 def reference_follows(base_dir: Path, ref_dir: Path) -> bool:
-    """Whether a double-precision run followed the same computation: the same start, first loss and first gradient.
+    """Whether a double-precision run followed the same computation: same start, data, first loss and first gradient.
 
     It does not where the script draws noise in the model's dtype; the reference is then float32.
     """
     base, ref = Recording(base_dir), Recording(ref_dir)
     names = base.names("gradient")
+    if not base.same_data(ref):
+        return False
     if not base.losses or not ref.losses or _starts(base) != _starts(ref) or names != ref.names("gradient"):
         return False
     apart = math.hypot(*(np.linalg.norm(base.vector("gradient", n) - ref.vector("gradient", n)) for n in names))
@@ -144,8 +146,9 @@ class _Check:
         self.floor = declared if safety is Safety.PRECISION else min(declared, FLOOR_CAP)
         self.same_precision = bool(base.facts["compute"] == ref.facts["reference"])
         if self.same_precision:
-            self.floor = max(self.floor, min(SAME_PRECISION * declared, FLOOR_CAP))
-            self.notes.append("the reference is no more precise than the original: floor widened 16 times")
+            most = max(FLOOR_CAP, 4 * self.epsilon)  # no second precision shows how far bfloat16 rounds
+            self.floor = max(self.floor, min(SAME_PRECISION * declared, most))
+            self.notes.append(f"the reference is no more precise than the original: floor widened to {self.floor:.2g}")
         self.notes.append(f"compared by {base.facts['method']}, dropout off in every arm")
 
     # ------------------------------------------------------------------------------------------------------ structure

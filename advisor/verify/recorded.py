@@ -31,6 +31,11 @@ class Recording:
         """Whether tensors were written whole."""
         return bool(self.facts["method"] == "whole tensors")
 
+    def same_data(self, other: Recording) -> bool:
+        """Whether both had the same batches and model inputs, as far as both have them."""
+        pairs = [p for what in ("batches", "inputs") for p in zip(self.facts[what], other.facts[what], strict=False)]
+        return all(mine == theirs for mine, theirs in pairs)
+
     def names(self, kind: str) -> list[str]:
         """Names recorded under a kind, in order."""
         return [name for found, name in self._rows if found == kind]

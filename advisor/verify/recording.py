@@ -57,8 +57,8 @@ def checksum(tensor: torch.Tensor) -> str:
     return f"{dtype_name(tensor.dtype)}[{shape}]:{int(total) & 0xFFFFFFFFFFFFFFFF:016x}"
 
 
-def start_checksum(tensor: torch.Tensor) -> str:
-    """Checksum in float32, so that an arm in higher precision can be seen to start from the same values."""
+def value_checksum(tensor: torch.Tensor) -> str:
+    """Checksum in float32, so that an arm in higher precision can be seen to have the same values."""
     return checksum(tensor.detach().float() if tensor.is_floating_point() else tensor)
 
 

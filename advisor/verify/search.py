@@ -157,8 +157,13 @@ class _Search:
         self.tried.append(rewrite.id)
         self.say(f"{rewrite.title}: comparing numbers")
         numerics = self._prove(patch)
-        if not numerics.ok:
-            self._reject_numerics(rewrite, combination, numerics)
+        unfit = _unfit(numerics)
+        if unfit is not None:
+            outcome, reasons = unfit
+            if outcome is Outcome.INCONCLUSIVE:
+                self.unreliable = reasons
+            self._record(rewrite.id, combination, outcome, reasons, numerics, None)
+            self.rejected[rewrite.id] = "; ".join(reasons)
             return
         self.say(f"{rewrite.title}: timing")
         share = self.lab.seconds_left() / (waiting + 1)
@@ -180,13 +185,6 @@ class _Search:
         if key not in self.proofs:
             self.proofs[key] = self.lab.prove(patch)
         return self.proofs[key]
-
-    def _reject_numerics(self, rewrite: Rewrite, combination: list[Rewrite], numerics: Numerics) -> None:
-        outcome = Outcome.WRONG
-        if inconclusive(numerics):
-            outcome, self.unreliable = Outcome.INCONCLUSIVE, numerics.reasons
-        self._record(rewrite.id, combination, outcome, numerics.reasons, numerics, None)
-        self.rejected[rewrite.id] = "; ".join(numerics.reasons)
 
     def _race(
         self,
@@ -261,8 +259,7 @@ class _Search:
             return
         outcome, reasons = self.judge(timing)
         numerics = self._prove(patch) if outcome is Outcome.IMPROVED else None
-        if numerics is not None and not numerics.ok:
-            outcome, reasons = Outcome.WRONG, numerics.reasons
+        outcome, reasons = (_unfit(numerics) if numerics is not None else None) or (outcome, reasons)
         self._record(f"without {rewrite.id}", rest, outcome, reasons, numerics, timing)
         if outcome is not Outcome.IMPROVED:
             return
@@ -288,8 +285,9 @@ class _Search:
         patch = self.build(self.kept)
         numerics = self._prove(patch)
         timing = self._final_timing(patch)
-        if not numerics.ok:
-            outcome, reasons = Outcome.WRONG, numerics.reasons
+        unfit = _unfit(numerics)
+        if unfit is not None:
+            outcome, reasons = unfit
         elif timing is None:
             alone = self._first_alone()
             if alone is not None:
@@ -400,6 +398,13 @@ def _ids(rewrites: Sequence[Rewrite]) -> tuple[str, ...]:
     return tuple(rewrite.id for rewrite in rewrites)
 
 
+def _unfit(numerics: Numerics) -> tuple[Outcome, tuple[str, ...]] | None:
+    """Outcome and reasons of a candidate that need not be timed: its numbers, or it does not run what it is for."""
+    if not numerics.ok:
+        return Outcome.INCONCLUSIVE if inconclusive(numerics) else Outcome.WRONG, numerics.reasons
+    return (Outcome.NEUTRAL, numerics.fallbacks) if numerics.fallbacks else None
+
+
 def _saved_us(timing: Timing) -> float:
-    """Mean step time before minus after, in microseconds."""
-    return statistics.fmean(timing.base_step_us) - statistics.fmean(timing.step_us)
+    """Median step time before minus after, in microseconds."""
+    return statistics.median(timing.base_step_us) - statistics.median(timing.step_us)

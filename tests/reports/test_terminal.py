@@ -90,6 +90,17 @@ def test_numbers_that_differ_are_said_to(report: Report) -> None:
     assert "the loss of step 3 is not finite" in text
 
 
+def test_numbers_that_were_not_compared_are_not_said_to_differ(report: Report) -> None:
+    assert report.numerics is not None
+    numerics = dataclasses.replace(
+        report.numerics, ok=False, compared=0, worst=(), reasons=("the rewritten script fails",)
+    )
+    text = shown(dataclasses.replace(report, outcome="wrong", numerics=numerics))
+    assert "not proved: the numbers were not compared" in text
+    assert "the rewritten script fails" in text
+    assert "the numbers differ" not in text
+
+
 def test_unknown_mfu_says_why(report: Report) -> None:
     unknown = dataclasses.replace(
         report, mfu_before=None, mfu_after=None, missing={"mfu": "the peak of this device is not known"}

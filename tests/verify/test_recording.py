@@ -16,7 +16,7 @@ from advisor.errors import ArtifactError
 from advisor.verify.arm import parameter_names
 from advisor.verify.interventions import DropoutLog, HigherPrecision, first_rows
 from advisor.verify.recorded import Recording
-from advisor.verify.recording import BUCKETS, CHUNK, Recorder, checksum, start_checksum
+from advisor.verify.recording import BUCKETS, CHUNK, Recorder, checksum, value_checksum
 
 RELATIVE = np.sqrt(2 / BUCKETS)  # standard deviation of a sketch's estimate of a squared norm, as a share
 
@@ -36,7 +36,7 @@ def test_a_checksum_sees_bits_order_shape_and_dtype() -> None:
     changed[2, 3] = torch.nextafter(changed[2, 3], torch.tensor(99.0))
     others = [value.flip(0), value.view(4, 3), value.double(), changed, -value, value.to(torch.bfloat16)]
     assert len({same, *(checksum(other) for other in others)}) == len(others) + 1
-    assert start_checksum(value.double()) == start_checksum(value)
+    assert value_checksum(value.double()) == value_checksum(value)
 
 
 def test_a_sketch_estimates_the_norm_of_a_difference(tmp_path: Path) -> None:

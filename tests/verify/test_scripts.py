@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import pytest
 from conftest import MakeBench
-from verify_bench import FUSED, NOTHING, QUICK, SCORES, SCRIPT, edited
+from verify_bench import FUSED, NOTHING, QUICK, SCORES, SCRIPT, edited, patch_of, rewrite
 
 from advisor.errors import NoStepsError, ScriptError, ScriptTimeout
 from advisor.model import Safety
+from advisor.verify.lab import COMPARED_WITH_ITSELF
 from advisor.verify.numerics import NOT_REPRODUCIBLE, inconclusive
 
 SEED = "torch.manual_seed(3)\n"
@@ -118,3 +120,89 @@ def test_sketches_find_what_whole_tensors_find(make_bench: MakeBench) -> None:
     assert any(reason.startswith("update of") for reason in wrong.reasons), wrong.reasons
     wrong = bench.prove((SCORES, FUSED.replace("is_causal", "scale=c**-0.5, is_causal")))
     assert any(reason.startswith("gradient of") for reason in wrong.reasons), wrong.reasons
+
+
+TINY = """\
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+torch.set_num_threads(1)
+torch.manual_seed(3)
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(32, 64)
+        self.last = nn.Linear(64, 8)
+
+    def forward(self, x):
+        h = torch.tanh(self.first(x))
+        return self.last(h)
+
+
+model = Model()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+for step in range(12):
+    x, y = torch.randn(16, 32), torch.randn(16, 8)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=False):
+        loss = F.mse_loss(model(x).float(), y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+TANH = ("h = torch.tanh(self.first(x))", "h = self.first(x).tanh()")
+SCALED = ("h = torch.tanh(self.first(x))", "h = torch.tanh(self.first(x)) * 1.05")
+CAST = ("self.last(h)", "self.last(h.to(torch.bfloat16))")
+
+
+def test_a_script_that_runs_only_as_found_is_compared_with_itself(make_bench: MakeBench) -> None:
+    bench = make_bench(edited(("enabled=False", "enabled=True"), CAST, text=TINY))
+    right = bench.prove(TANH)
+    assert right.ok, right.reasons
+    assert right.reference == "bfloat16"
+    assert COMPARED_WITH_ITSELF in right.notes
+    assert any("no more precise" in note for note in right.notes)
+    facts = [json.loads(path.read_text()) for path in sorted(bench.script.parent.glob("work/*/numerics.json"))]
+    assert [(f["arm"], f["reference"]) for f in facts] == [("base", None), ("ref", "bfloat16"), ("cand", None)]
+    assert facts[0]["losses"] == facts[1]["losses"]
+    wrong = bench.prove(SCALED)
+    assert not inconclusive(wrong)
+    assert wrong.reasons, wrong.worst
+
+
+def test_attention_that_runs_only_as_found(make_bench: MakeBench) -> None:
+    """With no second precision, rounding to bfloat16 alone is no difference and a wrong scale still is."""
+    head = "self.batch_norm(h.transpose(1, 2)).transpose(1, 2)"
+    bench = make_bench(edited((head, f"{head}.to(torch.bfloat16)")), "--bf16")
+    right = bench.prove((SCORES, FUSED))
+    assert right.ok, right.reasons
+    assert COMPARED_WITH_ITSELF in right.notes
+    wrong = bench.prove((SCORES, FUSED.replace("is_causal", "scale=c**-0.5, is_causal")))
+    assert any(reason.startswith("gradient of") for reason in wrong.reasons), wrong.reasons
+
+
+@pytest.mark.parametrize(
+    ("draw", "reference"),
+    [
+        ("torch.randn(16, 32), torch.randn(16, 8)", "float64"),
+        ("torch.empty(16, 32).normal_(), torch.randn(16, 8)", "float32"),
+    ],
+    ids=["the same numbers in double", "other numbers in double"],
+)
+def test_batches_drawn_in_the_loop(make_bench: MakeBench, draw: str, reference: str) -> None:
+    bench = make_bench(edited(("torch.randn(16, 32), torch.randn(16, 8)", draw), text=TINY))
+    for replacement in (("import torch\n", "import torch\n"), TANH):
+        found = bench.prove(replacement)
+        assert found.ok, found.reasons
+        assert found.reference == reference
+    assert not bench.prove(SCALED).ok
+
+
+def test_a_fused_kernel_that_did_not_run_says_nothing_about_the_numbers(make_bench: MakeBench) -> None:
+    bench = make_bench(TINY)
+    patch = dataclasses.replace(patch_of(edited(TANH, text=TINY)), rewrites=(rewrite("fuse", runs=("aten::fused",)),))
+    found = bench.lab.prove(patch)
+    assert (found.ok, found.reasons) == (True, ())
+    assert found.fallbacks == ("fuse has no effect: none of aten::fused ran",)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterable, Sequence
 
@@ -231,6 +232,29 @@ def test_an_unreproducible_script_ends_the_search() -> None:
     verdict = hunt(lab, rewrite("a"), rewrite("b"))
     assert (verdict.outcome, verdict.reasons) == (Outcome.INCONCLUSIVE, (reason,))
     assert lab.log == ["prove a"]
+
+
+def test_a_fused_kernel_that_fell_back_is_not_wrong() -> None:
+    reason = "a fell back to aten::slow, which is no gain"
+    lab = MockLab(gains(a=100, b=50))
+    lab.prove = lambda patch: Numerics(  # type: ignore[method-assign]
+        ok=True, reference="float64", compared=1, fallbacks=(reason,) if "a" in names(patch) else ()
+    )
+    verdict = hunt(lab, rewrite("a"))
+    assert (verdict.outcome, verdict.reasons, verdict.kept) == (Outcome.NEUTRAL, (reason,), ())
+    verdict = hunt(lab, rewrite("a"), rewrite("b"))
+    assert (verdict.outcome, rules(verdict)) == (Outcome.IMPROVED, ["b"])
+    assert (verdict.trials[0].outcome, verdict.trials[0].timing) == (Outcome.NEUTRAL, None)
+    assert verdict.rejected == {"a@train.py:1": reason}
+
+
+def test_savings_are_of_the_medians_that_are_shown() -> None:
+    lab = MockLab(gains(a=100))
+    race = lab.race
+    lab.race = lambda kept, candidate, seconds: dataclasses.replace(  # type: ignore[method-assign]
+        race(kept, candidate, seconds), base_step_us=(1000.0,) * 15 + (5000.0,)
+    )
+    assert hunt(lab, rewrite("a")).saved_us == {"a@train.py:1": 100.0}
 
 
 def test_nothing_to_try_is_neutral() -> None:
