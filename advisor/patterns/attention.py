@@ -29,6 +29,7 @@ MASKED = -1e4  # an additive or fill value at or below this removes a pair after
 class _Path:
     """What stands between two matrix products, read off from softmax outwards."""
 
+    any_mask: bool = False  # the code is only pointed at, so whatever masks its scores will do
     scale: float = 1.0
     factors: list[tuple[int, int]] = field(default_factory=list)  # (node, argument position) of every scalar factor
     mask: int | None = None
@@ -41,14 +42,22 @@ class _Path:
 def attention_regions(graph: Graph) -> Iterator[Region | NearMiss]:
     """softmax(q k^T scale + mask) v written out, on tensors of three or four dimensions."""
     for node in calls(graph, "softmax"):
-        path = _Path()
-        try:
-            _to_scores(graph, node, path)
-            _to_output(graph, node, path)
-            yield _attention_region(graph, node, path)
-        except _Stop as stop:
-            if path.scores is not None:  # a softmax that follows no matrix product is no attention at all
-                yield NearMiss(graph=graph.index, node=stop.node, reason=str(stop))
+        found = _attention_at(graph, node, _Path())
+        if isinstance(found, NearMiss) and node.span is None:  # library code is never rewritten, it brings its own mask
+            pointed = _attention_at(graph, node, _Path(any_mask=True))
+            found = pointed if isinstance(pointed, Region) else found
+        if found is not None:
+            yield found
+
+
+def _attention_at(graph: Graph, softmax: Node, path: _Path) -> Region | NearMiss | None:
+    """The attention around one softmax; None for a softmax that follows no matrix product, which is none at all."""
+    try:
+        _to_scores(graph, softmax, path)
+        _to_output(graph, softmax, path)
+        return _attention_region(graph, softmax, path)
+    except _Stop as stop:
+        return NearMiss(graph=graph.index, node=stop.node, reason=str(stop)) if path.scores is not None else None
 
 
 class _Stop(Exception):
@@ -123,6 +132,9 @@ def _back_add(graph: Graph, node: Node, path: _Path) -> Any:
         if not (isinstance(current, Ref) and isinstance(other, Ref)):
             continue
         facts = graph.nodes[other.index].facts
+        if path.any_mask and _product_behind(graph, current.index) is not None:
+            path.mask = other.index
+            return current
         if ("keep" in facts and float(facts.get("fill", "0")) <= MASKED) or facts.get("keep") == "all":
             _require_causal(graph, node, other, "keep", path)
             return current
@@ -130,6 +142,9 @@ def _back_add(graph: Graph, node: Node, path: _Path) -> Any:
 
 
 def _require_causal(graph: Graph, node: Node, mask: Any, side: str, path: _Path) -> None:
+    if path.any_mask and isinstance(mask, Ref):
+        path.mask = mask.index
+        return
     if path.mask is not None:
         raise _Stop(node.index, "two masks are applied to the scores")
     kept = graph.nodes[mask.index].facts.get(side) if isinstance(mask, Ref) else None
@@ -273,7 +288,8 @@ def _attention_region(graph: Graph, softmax: Node, path: _Path) -> Region:
         raise _Stop(*disturbance)
     if output.dtype != graph.nodes[inputs["query"]].dtype and any(operation(graph.nodes[i]) == "to" for i in inner):
         raise _Stop(output.index, "the result has another dtype than the queries")
-    _check_meaning(graph, region, path, keys.index)
+    if not path.any_mask:
+        _check_meaning(graph, region, path, keys.index)
     return region
 
 
@@ -298,7 +314,7 @@ def _check_shapes(graph: Graph, scores: Node, inputs: Mapping[str, int], keys: i
         raise _Stop(scores.index, "query, key and value do not have one dtype")
     if query.shape[:-2] != value.shape[:-2] or query.shape[:-2] != swapped.shape[:-2]:
         raise _Stop(scores.index, "query, key and value do not have the same leading dimensions")
-    if path.mask is not None and query.shape[-2] != swapped.shape[-1]:
+    if path.mask is not None and not path.any_mask and query.shape[-2] != swapped.shape[-1]:
         raise _Stop(scores.index, "the causal mask is not square: its alignment would change")
 
 
