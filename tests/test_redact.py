@@ -266,7 +266,7 @@ def test_a_token_between_blanks_never_survives(before: str, token: str, after: s
     Bearer%a \\n <redacted> --token%a% xoxb- HOSTNAME=a""".split(),
 )
 def test_text_made_to_hurt_takes_time_in_proportion(unit: str) -> None:
-    """Four times the text: linear work takes 4 times as long, quadratic work 16 times. No clock of one machine decides."""
+    """Four times the text: linear work takes 4 times as long, quadratic work 16 times."""
     unit = unit.replace("%", " ")
 
     def seconds(length: int) -> float:
