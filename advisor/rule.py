@@ -251,6 +251,35 @@ class GraphRule(Rule):
     def describe(self, ctx: Context, graph: Graph, site: Site) -> Finding | Decline:
         """The finding for one place in the source; `site.regions[0]` lies in `graph`."""
 
+    def memory_bound(
+        self,
+        ctx: Context,
+        site: Site,
+        message: str,
+        cited: str,
+        *,
+        bindings: Mapping[str, Span],
+        values: Mapping[str, str] | None = None,
+    ) -> Finding:
+        """The finding for a region whose fused form only moves its input "x": twice forward, three times backward."""
+        traffic = sum(5 * tensor_bytes(graph.nodes[region.inputs["x"]]) for region, graph in site.pairs(ctx))
+        floor = ctx.floor_us(0.0, traffic, None)
+        return self.finding(
+            site.span,
+            message,
+            cited_us=site.cost_us,
+            high_us=site.cost_us - floor,
+            evidence=(
+                Evidence(what=cited, value=round(site.cost_us, 1), unit="us"),
+                Evidence(what="share of the step", value=round(site.cost_us / ctx.step_us, 4), unit="share"),
+                Evidence(what="floor: two passes forward, three backward", value=round(floor, 1), unit="us"),
+                Evidence(what="calls of this code per step", value=len(site.regions), unit="calls"),
+            ),
+            bindings=bindings,
+            values=values,
+            consumed=tuple(site.alignment.source.span(s) for s in site.alignment.consumed),
+        )
+
     def match(self, ctx: Context) -> Iterator[Finding | Decline]:
         """Group what `search` finds by source position; an edit must suit every call of the code."""
         places: dict[tuple[str, int, int], list[Region]] = {}

@@ -25,9 +25,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from advisor import codemod
-from advisor.model import Decline, Evidence, Finding, Graph, Rewrite, Safety
+from advisor.model import Decline, Finding, Graph, Rewrite, Safety
 from advisor.patterns import NearMiss, Region, gelu_tanh, unary_regions
-from advisor.rule import Context, Example, GraphRule, Site, step, tensor_bytes
+from advisor.rule import Context, Example, GraphRule, Site, step
 from advisor.source import Source
 
 MODEL = """\
@@ -94,21 +94,12 @@ class UnfusedGelu(GraphRule):
         return unary_regions(graph, "tanh", gelu_tanh)
 
     def describe(self, ctx: Context, graph: Graph, site: Site) -> Finding | Decline:
-        traffic = sum(5 * tensor_bytes(g.nodes[r.inputs["x"]]) for r, g in site.pairs(ctx))
-        floor = ctx.floor_us(0.0, traffic, None)
-        return self.finding(
-            site.span,
+        return self.memory_bound(
+            ctx,
+            site,
             "GELU is written out: eight operations read and write the feed-forward activation",
-            cited_us=site.cost_us,
-            high_us=site.cost_us - floor,
-            evidence=(
-                Evidence(what="time of the written-out GELU per step", value=round(site.cost_us, 1), unit="us"),
-                Evidence(what="share of the step", value=round(site.cost_us / ctx.step_us, 4), unit="share"),
-                Evidence(what="floor: two passes forward, three backward", value=round(floor, 1), unit="us"),
-                Evidence(what="calls of this code per step", value=len(site.regions), unit="calls"),
-            ),
+            "time of the written-out GELU per step",
             bindings={"x": site.span_of(site.regions[0].inputs["x"])},
-            consumed=tuple(site.alignment.source.span(s) for s in site.alignment.consumed),
         )
 
     def rewrite(self, finding: Finding, source: Source) -> Rewrite | Decline:

@@ -27,9 +27,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from advisor import codemod
-from advisor.model import Decline, Evidence, Finding, Graph, Rewrite, Safety
+from advisor.model import Decline, Finding, Graph, Rewrite, Safety
 from advisor.patterns import NearMiss, Region, layer_norm_regions
-from advisor.rule import Context, Example, GraphRule, Site, step, tensor_bytes
+from advisor.rule import Context, Example, GraphRule, Site, step
 from advisor.source import Source
 
 MODEL = """\
@@ -111,22 +111,13 @@ class UnfusedLayerNorm(GraphRule):
             return self.decline(site.span, "calls of the same code differ in eps, weight or bias")
         bound = site.alignment.constants.get((node, position))
         eps_text = site.alignment.source.segment(bound.expression) if bound is not None else repr(eps)
-        traffic = sum(5 * tensor_bytes(g.nodes[r.inputs["x"]]) for r, g in site.pairs(ctx))
-        floor = ctx.floor_us(0.0, traffic, None)
-        return self.finding(
-            site.span,
+        return self.memory_bound(
+            ctx,
+            site,
             "LayerNorm is written out: every operation reads and writes the whole activation",
-            cited_us=site.cost_us,
-            high_us=site.cost_us - floor,
-            evidence=(
-                Evidence(what="time of the written-out norm per step", value=round(site.cost_us, 1), unit="us"),
-                Evidence(what="share of the step", value=round(site.cost_us / ctx.step_us, 4), unit="share"),
-                Evidence(what="floor: two passes forward, three backward", value=round(floor, 1), unit="us"),
-                Evidence(what="calls of this code per step", value=len(site.regions), unit="calls"),
-            ),
+            "time of the written-out norm per step",
             bindings={name: site.span_of(index) for name, index in region.inputs.items()},
             values={"eps": eps_text},
-            consumed=tuple(site.alignment.source.span(s) for s in site.alignment.consumed),
         )
 
     def rewrite(self, finding: Finding, source: Source) -> Rewrite | Decline:
