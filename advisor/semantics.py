@@ -28,7 +28,7 @@ SYNONYMS: Mapping[str, str] = {
     "_softmax": "softmax", "masked_fill_": "masked_fill", "__getitem__": "getitem", "swapaxes": "transpose",
     "swapdims": "transpose", "float": "to", "half": "to", "bfloat16": "to", "double": "to", "type_as": "to",
     "type": "to",
-    "clamp_min": "clamp", "absolute": "abs", "native_dropout": "dropout", "invert": "logical_not", "inv": "logical_not",
+    "absolute": "abs", "native_dropout": "dropout", "invert": "logical_not", "inv": "logical_not",
     "__invert__": "logical_not", "bitwise_not": "logical_not", "detach_": "detach",
 }  # fmt: skip
 
@@ -147,10 +147,6 @@ def _pow(base: Any, exponent: Any) -> Array:
     return np.asarray(np.power(np.asarray(base, dtype=np.float64), exponent))
 
 
-def _clamp(x: Array, min: Any = None, max: Any = None) -> Array:
-    return np.asarray(np.clip(x, min, max))
-
-
 def _arithmetic(function: Callable[..., Any], reverse: bool = False) -> Callable[..., Any]:
     def apply(left: Any, right: Any, *, alpha: Any = 1, rounding_mode: Any = None) -> Any:
         if rounding_mode is not None:
@@ -192,7 +188,6 @@ MEANINGS: Mapping[str, Callable[..., Any]] = {
     "tanh": _unary(np.tanh),
     "erf": _unary(erf),
     "sigmoid": _unary(lambda x: 1.0 / (1.0 + np.exp(-x))),
-    "clamp": _clamp,
     "mean": _mean,
     "sum": _sum,
     "var": _var,

@@ -277,7 +277,7 @@ def _functional_dropout(site: Site, node: int) -> str:
         return source.segment(bound.expression) if bound is not None else None
 
     probability = text(1, "p") or "0.5"
-    training = text(2, "training")
+    training = text(2, "training") or text(2, "train")  # the second is torch.dropout's word
     if training in (None, "True"):
         return probability
     return f"{codemod.grouped(probability)} if {codemod.grouped(training)} else 0.0"

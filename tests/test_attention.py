@@ -82,6 +82,7 @@ REWRITTEN = {
     "return (q @ k.mT).masked_fill(m, -1e9).softmax(-1) @ v",
     "a lower triangle made here": "m = torch.ones(T, T).tril() == 0\n"
     "return (q @ k.mT).masked_fill(m, -1e9).softmax(-1) @ v",
+    "torch.dropout": "w = torch.dropout((q @ k.mT).softmax(-1), p=self.p, train=self.training)\nreturn w @ v",
     "semicolons": "s = q @ k.mT; s = s / 2.0; w = s.softmax(-1); y = w @ v\nreturn y",
     "names reused": "x = q @ k.mT\nx = x * 0.5\nx = x.softmax(-1)\nx = x @ v\nx = x * 2\nreturn x",
 }
@@ -174,6 +175,7 @@ def test_rewritten_and_the_same_function(name: str, tmp_path: Path) -> None:
     assert [type(f) for f in found] == [Finding], found
     assert "scaled_dot_product_attention(" in after
     assert "softmax(" not in after.split("def forward")[1]
+    assert ("self.training else 0.0" in after) == ("self.training" in REWRITTEN[name])
     assert ("scale=" in after) == (name not in DEFAULT_SCALE)
     testing.check_same_function(text, after, RULE.tolerance, name)
 

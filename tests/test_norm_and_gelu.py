@@ -64,6 +64,8 @@ NORMS = {
     "return (x - m) / torch.sqrt(v + 1e-5) * (1 + self.g) + self.b",
     "dropout after it": "m = x.mean(-1, keepdim=True)\nv = x.var(-1, keepdim=True, unbiased=False)\n"
     "return self.drop((x - m) / torch.sqrt(v + 1e-5) * self.g + self.b)",
+    "a clamp after it": "m = x.mean(-1, keepdim=True)\nv = x.var(-1, keepdim=True, unbiased=False)\n"
+    "return ((x - m) / torch.sqrt(v + 1e-5)).clamp(-1, 1) * self.g",
     "correction": "m = x.mean(-1, keepdim=True)\n"
     "v = torch.var(x, dim=-1, correction=0, keepdim=True)\nreturn (x - m) * (v + 1e-5).rsqrt()",
 }
@@ -113,6 +115,7 @@ NOT_GELUS = {
     "coarse constant": "return 0.5 * x * (1 + torch.tanh(0.8 * (x + 0.044715 * x**3)))",
     "other cubic": "return 0.5 * x * (1 + torch.tanh(0.7978845608 * (x + 0.05 * x**3)))",
     "dropout in the gate": "t = torch.tanh(0.7978845608 * (x + 0.044715 * x**3))\nreturn 0.5 * x * self.drop(1 + t)",
+    "clamped": "return (0.5 * x).clamp(-5, 5) * (1 + torch.tanh(0.7978845608028654 * (x + 0.044715 * x**3)))",
     "five digits": "return 0.5 * x * (1 + torch.tanh(0.79788 * (x + 0.044715 * x**3)))",
     "lstm gate": "return torch.sigmoid(x) * torch.tanh(x)",
 }

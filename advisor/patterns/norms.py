@@ -122,7 +122,7 @@ def _scalars(graph: Graph, inner: frozenset[int]) -> Iterator[tuple[float, int, 
     """Small positive constants that are added inside the region: candidates for eps."""
     for index in sorted(inner):
         node = graph.nodes[index]
-        if operation(node) not in ("add", "clamp"):
+        if operation(node) != "add":
             continue
         for position, arg in enumerate(node.args):
             if isinstance(arg, (int, float)) and not isinstance(arg, bool) and 0 < arg < 0.1:

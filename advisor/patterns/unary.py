@@ -15,7 +15,7 @@ def unary_regions(
     graph: Graph, anchor: str, reference: Callable[[Array], Array], relative: float = 1e-6
 ) -> Iterator[Region | NearMiss]:
     """Regions around operations named `anchor` that compute `reference` of a single tensor, elementwise."""
-    samples = np.concatenate([np.linspace(-9.0, 9.0, 37), [-0.01, 0.0, 0.003]])
+    samples = np.concatenate([np.linspace(-9.0, 9.0, 37), [-0.01, 0.0, 0.003, -1e6, -100.0, 100.0, 1e6]])
     expected = reference(samples)
     for node in calls(graph, anchor):
         found = _unary_at(graph, node.index, samples, expected, relative)

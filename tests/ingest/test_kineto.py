@@ -130,7 +130,7 @@ def test_a_repeated_correlation_id_keeps_its_first_launch(tmp_path: Path) -> Non
         (b'{"traceEvents": [{"ph": "X", "ts": "soon"}]}', "no Kineto trace"),
         (b'{"traceEvents": [{"ph": "X"', "truncated or no JSON"),
         (b'{"traceEvents": []}', "holds no operator"),
-        (gzip.compress(b'{"traceEvents": []}' * 100)[:-20], "truncated"),
+        (gzip.compress(b'{"traceEvents": []}' * 100, mtime=0)[:-20], "truncated"),
         (b"\x1f\x8bnot gzip at all", "cannot be read"),
     ],
 )
