@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import libcst as cst
 from libcst.metadata import MetadataWrapper, PositionProvider
@@ -157,15 +156,14 @@ def grouped(text: str) -> str:
     return text if tight else f"({text})"
 
 
+def call_instead(source: Source, at: Span, name: str, arguments: Sequence[str], consumed: Sequence[Span]) -> list[Edit]:
+    """A call of torch.nn.functional.`name` in place of the expression at `at` and of the statements only it needed."""
+    functional_name, edits = functional(source, at.line)
+    call = call_text(source, at, f"{functional_name}.{name}", arguments)
+    return [*edits, replace_expression(source, at, call), *remove_statements(source, consumed)]
+
+
 # ---------------------------------------------------------------------------------------------------------- statements
-
-
-@dataclass(frozen=True)
-class _Line:
-    """Simple statements that share their lines, and which of them go."""
-
-    statements: tuple[ast.stmt, ...]
-    gone: frozenset[int]
 
 
 def remove_statements(source: Source, spans: Sequence[Span]) -> list[Edit]:

@@ -28,10 +28,6 @@ class Span:
     end_column: int | None = None
     function: str | None = None
 
-    def covers(self, line: int) -> bool:
-        """Whether `line` lies inside the span."""
-        return self.line <= line <= (self.end_line or self.line)
-
     def __str__(self) -> str:
         return f"{self.path}:{self.line}"
 

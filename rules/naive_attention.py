@@ -160,7 +160,6 @@ class NaiveAttention(GraphRule):
         )
 
     def rewrite(self, finding: Finding, source: Source) -> Rewrite | Decline:
-        functional, edits = codemod.functional(source, finding.span.line)
         query, key, value = (source.at(finding.bindings[name]) for name in ("query", "key", "value"))
         if finding.values["transposed"] == "False":
             key = f"{codemod.grouped(key)}.transpose(-2, -1)"
@@ -171,12 +170,7 @@ class NaiveAttention(GraphRule):
             arguments.append(f"scale={finding.values['scale']}")
         if finding.values["dropout"]:
             arguments.append(f"dropout_p={finding.values['dropout']}")
-        call = codemod.call_text(source, finding.span, f"{functional}.scaled_dot_product_attention", arguments)
-        edits = [
-            *edits,
-            codemod.replace_expression(source, finding.span, call),
-            *codemod.remove_statements(source, finding.consumed),
-        ]
+        edits = codemod.call_instead(source, finding.span, "scaled_dot_product_attention", arguments, finding.consumed)
         return self.edit(finding, "use scaled_dot_product_attention", edits)
 
 

@@ -103,12 +103,6 @@ class UnfusedGelu(GraphRule):
         )
 
     def rewrite(self, finding: Finding, source: Source) -> Rewrite | Decline:
-        functional, edits = codemod.functional(source, finding.span.line)
         arguments = [source.at(finding.bindings["x"]), 'approximate="tanh"']
-        call = codemod.call_text(source, finding.span, f"{functional}.gelu", arguments)
-        edits = [
-            *edits,
-            codemod.replace_expression(source, finding.span, call),
-            *codemod.remove_statements(source, finding.consumed),
-        ]
+        edits = codemod.call_instead(source, finding.span, "gelu", arguments, finding.consumed)
         return self.edit(finding, 'use F.gelu(approximate="tanh")', edits)

@@ -121,16 +121,10 @@ class UnfusedLayerNorm(GraphRule):
         )
 
     def rewrite(self, finding: Finding, source: Source) -> Rewrite | Decline:
-        functional, edits = codemod.functional(source, finding.span.line)
         x = source.at(finding.bindings["x"])
         weight, bias = (source.at(finding.bindings[n]) if n in finding.bindings else "None" for n in ("weight", "bias"))
         vector = next((name for name in (weight, bias) if name != "None"), None)
         shape = f"{codemod.grouped(vector)}.shape" if vector else f"{codemod.grouped(x)}.shape[-1:]"
         arguments = [x, shape, weight, bias, finding.values["eps"]]
-        call = codemod.call_text(source, finding.span, f"{functional}.layer_norm", arguments)
-        edits = [
-            *edits,
-            codemod.replace_expression(source, finding.span, call),
-            *codemod.remove_statements(source, finding.consumed),
-        ]
+        edits = codemod.call_instead(source, finding.span, "layer_norm", arguments, finding.consumed)
         return self.edit(finding, "use F.layer_norm", edits)

@@ -24,6 +24,7 @@ MOUNTS = {"advisor.rules": "rules", "advisor.reports": "reports"}
 
 # Modules that run inside the user's process; they alone import torch.
 TORCH_IN_CHILD = {
+    "advisor.clock",
     "advisor.capture.annotate",
     "advisor.capture.child",
     "advisor.capture.hooks",

@@ -21,6 +21,7 @@ import torch
 import torch._dynamo
 from torch import fx
 
+from advisor import clock
 from advisor.capture.hooks import caller_span, portable
 
 MASK_LIMIT = 1 << 28  # elements; a larger value is not inspected
@@ -70,8 +71,7 @@ class Annotation:
             self._profiler.start()
         if self._done < 3:
             return False
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
-            torch.cuda.synchronize()
+        clock.synchronize()
         self._profiler.stop()
         self._profiler.export_chrome_trace(str(self._out / "annotated.json.gz"))
         for inner, previous in self._restore:

@@ -50,12 +50,6 @@ class Session:
         self.channel.send(message)
 
 
-def synchronize() -> None:
-    """Wait for the device; used only outside measured stretches."""
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        torch.cuda.synchronize()
-
-
 def load_plan(name: str) -> SessionPlan:
     """Instantiate the plan class named "module:Class"."""
     module, _, attribute = name.partition(":")

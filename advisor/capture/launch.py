@@ -56,7 +56,6 @@ class Child:
         self._step_timeout = step_timeout
         self._buffer = b""
         self._killed_for: str | None = None
-        self._ended: dict[str, Any] | None = None
         self.out = Path(spec.out)
         child_in, self._to_child = os.pipe()
         self._from_child, child_out = os.pipe()
@@ -127,8 +126,6 @@ class Child:
                 self._buffer = rest
                 heard = time.monotonic()
                 message: dict[str, Any] = json.loads(line)
-                if message.get("event") == "end":
-                    self._ended = message
                 if message.get("event") != "step":
                     return message
                 continue

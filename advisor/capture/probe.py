@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-import resource
 import time
 from typing import Any
 
 import torch
 
+from advisor import clock
 from advisor.capture.annotate import Annotation
-from advisor.capture.child import synchronize
 from advisor.capture.hooks import outermost_tensors, portable
 from advisor.session import SessionPlan
 
@@ -58,12 +56,12 @@ class CapturePlan(SessionPlan):
             hooks.unwatch_modules()
         last_timed = self.timed[-1]
         if step >= self.timed[0] - 1 and step <= last_timed:
-            self.marks.append(_mark())
+            self.marks.append(clock.mark())
         if step == self.timed[0] - 1:
             self.session.progress(event="phase", name="timing")
         if step == last_timed:
-            synchronize()
-            self.written["peak_bytes"] = _peak_bytes()
+            clock.synchronize()
+            self.written["peak_bytes"] = clock.peak_bytes()
             self._start_profiler()
         elif last_timed < step <= last_timed + 1 + self.profiled and self.profiler is not None:
             self._advance_profiler(step - last_timed)
@@ -82,8 +80,8 @@ class CapturePlan(SessionPlan):
     def finish(self) -> None:
         """Write probe.json; called when the script has ended or was stopped."""
         hooks = self.session.hooks
-        synchronize()
-        step_us = _differences(self.marks)
+        clock.synchronize()
+        step_us = clock.differences(self.marks)
         self.written |= {
             "steps_seen": hooks.steps,
             "backwards": hooks.backwards,
@@ -118,7 +116,7 @@ class CapturePlan(SessionPlan):
         self.profiler.start()
 
     def _advance_profiler(self, done: int) -> None:
-        synchronize()  # so that the kernels of a step fall inside its range; these steps are not timed
+        clock.synchronize()  # so that the kernels of a step fall inside its range; these steps are not timed
         self.profiler.step()
         if done <= self.profiled:
             return
@@ -151,28 +149,6 @@ def _describe_call(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     }
 
 
-def _mark() -> Any:
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-    return time.perf_counter()
-
-
-def _differences(marks: list[Any]) -> list[float]:
-    """Device-side microseconds between consecutive step boundaries."""
-    pairs = list(itertools.pairwise(marks))
-    if marks and not isinstance(marks[0], float):
-        return [begin.elapsed_time(end) * 1e3 for begin, end in pairs]
-    return [(end - begin) * 1e6 for begin, end in pairs]
-
-
-def _peak_bytes() -> int:
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        return int(torch.cuda.max_memory_allocated())
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
 def _describe_software() -> dict[str, Any]:
     return {
         "torch": torch.__version__,
@@ -183,7 +159,7 @@ def _describe_software() -> dict[str, Any]:
 
 
 def _describe_device() -> dict[str, Any]:
-    if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
+    if not clock.on_cuda():
         return {"kind": "cpu", "threads": torch.get_num_threads()}
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
     return {
@@ -198,7 +174,7 @@ def _describe_device() -> dict[str, Any]:
 
 def measure_rates() -> dict[str, Any]:
     """Measured ceilings of this device: matmul FLOP/s per dtype and copy bytes/s (read plus written)."""
-    cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
+    cuda = clock.on_cuda()
     device = "cuda" if cuda else "cpu"
     if cuda:
         torch.cuda.empty_cache()
@@ -217,9 +193,9 @@ def measure_rates() -> dict[str, Any]:
 def _best_seconds(work: Any, repeats: int) -> float:
     best = float("inf")
     for _ in range(repeats):
-        synchronize()
+        clock.synchronize()
         begin = time.perf_counter()
         work()
-        synchronize()
+        clock.synchronize()
         best = min(best, time.perf_counter() - begin)
     return best

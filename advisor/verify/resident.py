@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import resource
 import statistics
 import time
 from typing import Any
@@ -11,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from advisor import clock
 from advisor.session import SessionPlan
 from advisor.verify.timing import stable
 
@@ -46,7 +45,7 @@ class TimedPlan(SessionPlan):
             if self.lead_in == 0:
                 self._begin_measuring()
             return
-        self.marks.append(_mark())
+        self.marks.append(clock.mark())
         self.left -= 1
         if self.left == 0:
             self._end_block()
@@ -60,7 +59,7 @@ class TimedPlan(SessionPlan):
 
     def _warm_up(self, step: int) -> None:
         """Time every step with a synchronisation; these times only decide when to begin."""
-        _synchronize()
+        clock.synchronize()
         now = time.perf_counter()
         if step == 0:
             self.first_step_s = now - self.begun
@@ -81,7 +80,7 @@ class TimedPlan(SessionPlan):
             first_step_s=self.first_step_s,
             step_us=statistics.median(self.warmup_us[-20:]),
             steps=self.session.hooks.steps,
-            on_cuda=_on_cuda(),
+            on_cuda=clock.on_cuda(),
         )
         self._hand_over()
 
@@ -89,7 +88,7 @@ class TimedPlan(SessionPlan):
 
     def _hand_over(self) -> None:
         """Give the device's cached memory back and sleep until the next command."""
-        if _on_cuda():
+        if clock.on_cuda():
             torch.cuda.empty_cache()
         command = self.session.channel.receive()
         if command is None or command.get("cmd") != "block":
@@ -105,19 +104,19 @@ class TimedPlan(SessionPlan):
         ahead = 0
         for record in self.session.hooks.loaders:
             ahead = max(ahead, record.loader.num_workers * (record.loader.prefetch_factor or 0))
-        return max(ahead, 1 if _on_cuda() else 0)
+        return max(ahead, 1 if clock.on_cuda() else 0)
 
     def _begin_measuring(self) -> None:
-        _synchronize()
-        if _on_cuda():
+        clock.synchronize()
+        if clock.on_cuda():
             torch.cuda.reset_peak_memory_stats()
-        self.marks = [_mark()]
+        self.marks = [clock.mark()]
         self.wall = time.perf_counter()
 
     def _end_block(self) -> None:
-        _synchronize()
+        clock.synchronize()
         wall_us = (time.perf_counter() - self.wall) * 1e6
-        self.block_done(_differences(self.marks), wall_us, _peak_bytes())
+        self.block_done(clock.differences(self.marks), wall_us, clock.peak_bytes())
         self._hand_over()
 
     def block_done(self, step_us: list[float], wall_us: float, peak_bytes: int) -> None:
@@ -163,35 +162,3 @@ def _level(times: list[float]) -> bool:
         return False
     late, early = statistics.median(times[-LEVEL:]), statistics.median(times[-2 * LEVEL : -LEVEL])
     return abs(late - early) <= 0.1 * early
-
-
-def _on_cuda() -> bool:
-    return bool(torch.cuda.is_available() and torch.cuda.is_initialized())
-
-
-def _synchronize() -> None:
-    if _on_cuda():
-        torch.cuda.synchronize()
-
-
-def _mark() -> Any:
-    if _on_cuda():
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-    return time.perf_counter()
-
-
-def _differences(marks: list[Any]) -> list[float]:
-    """Microseconds between consecutive step boundaries."""
-    pairs = list(itertools.pairwise(marks))
-    if marks and not isinstance(marks[0], float):
-        return [begin.elapsed_time(end) * 1e3 for begin, end in pairs]
-    return [(end - begin) * 1e6 for begin, end in pairs]
-
-
-def _peak_bytes() -> int:
-    """Peak device memory of the block; on the CPU the process's peak resident memory so far."""
-    if _on_cuda():
-        return int(torch.cuda.max_memory_allocated())
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
