@@ -1,165 +1,58 @@
-"""Reads a Kineto trace into columns: operator calls, device activities, launches, named ranges and steps."""
+"""A Kineto trace as the later stages of a run read it: operator calls, device activities, launches, ranges, steps."""
 
 from __future__ import annotations
 
-import gzip
 import re
-import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import TypeVar
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from advisor.errors import ArtifactError
+from advisor.ingest import joins
+from advisor.ingest.decode import MODULE, WINDOW
+from advisor.ingest.inputs import inputs_of
+from advisor.ingest.reader import read_table
+from advisor.ingest.recorded import devices
+from advisor.ingest.table import Ints, Table
 from advisor.ingest.trace import Launch, Range, StepRange, Trace, assemble
 from advisor.model import Kernels, Operators
 
 __all__ = ["Trace", "read_trace"]
 
 STEP = re.compile(r"^ProfilerStep#(\d+)$")
-NOT_A_NUMBER = re.compile(rb":\s*-?(?:inf|nan|Infinity|NaN)\b")
-DEVICE_CATEGORIES = {"kernel": "kernel", "gpu_memcpy": "memcpy", "gpu_memset": "memset"}
-LAUNCH_CATEGORIES = frozenset({"cuda_runtime", "cuda_driver"})
-DTYPES = {
-    "float": "float32",
-    "double": "float64",
-    "c10::Half": "float16",
-    "c10::BFloat16": "bfloat16",
-    "c10::Float8_e4m3fn": "float8_e4m3fn",
-    "c10::Float8_e5m2": "float8_e5m2",
-    "long int": "int64",
-    "long": "int64",
-    "int": "int32",
-    "short": "int16",
-    "short int": "int16",
-    "signed char": "int8",
-    "unsigned char": "uint8",
-    "bool": "bool",
-    "c10::complex<float>": "complex64",
-    "c10::complex<double>": "complex128",
-}
-RAW_NONE = msgspec.Raw(b"")
-
-
-# -------------------------------------------------------------------------------------------------------------- decode
-
-
-class _Arguments(msgspec.Struct, gc=False):
-    correlation: int | None = None
-    stream: int | None = None
-    order: int = msgspec.field(default=0, name="Ev Idx")
-    sequence: int = msgspec.field(default=-1, name="Sequence number")
-    forward_thread: int = msgspec.field(default=0, name="Fwd thread id")
-    dims: msgspec.Raw = msgspec.field(default=RAW_NONE, name="Input Dims")
-    types: msgspec.Raw = msgspec.field(default=RAW_NONE, name="Input type")
-    concrete: msgspec.Raw = msgspec.field(default=RAW_NONE, name="Concrete Inputs")
-
-
-class _Event(msgspec.Struct, gc=False):
-    ph: str = ""
-    name: str = ""
-    cat: str | None = None
-    tid: int | str = 0
-    ts: float = 0.0
-    dur: float | None = None
-    args: _Arguments | None = None
-
-
-class _Device(msgspec.Struct):
-    name: str = ""
-
-
-class _Document(msgspec.Struct):
-    events: list[_Event] = msgspec.field(name="traceEvents")
-    devices: list[_Device] = msgspec.field(default_factory=list, name="deviceProperties")
-
-
-def _read_bytes(path: Path) -> bytes:
-    try:
-        data = path.read_bytes()
-        return gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
-    except FileNotFoundError:
-        raise ArtifactError(f"{path.name} is missing: record the run again") from None
-    except OSError as error:
-        raise ArtifactError(f"{path.name} cannot be read ({error.strerror or error}): record the run again") from None
-    except (EOFError, zlib.error):
-        raise ArtifactError(f"{path.name} is truncated: record the run again, it did not end properly") from None
-
-
-def _decode(path: Path) -> _Document:
-    """The whole file at once; a reader for files beyond memory replaces this function only."""
-    data = _read_bytes(path)
-    try:
-        try:
-            return msgspec.json.decode(data, type=_Document)
-        except msgspec.ValidationError:
-            raise
-        except msgspec.DecodeError:  # Kineto divides bytes by a duration of 0 and writes the result as it is
-            return msgspec.json.decode(NOT_A_NUMBER.sub(b": null", data), type=_Document)
-    except msgspec.ValidationError as error:
-        raise ArtifactError(
-            f"{path.name} is no Kineto trace ({error}): export it with torch.profiler's export_chrome_trace"
-        ) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ArtifactError(f"{path.name} is truncated or no JSON ({error}): record the run again") from None
-
-
-# --------------------------------------------------------------------------------------------------------------- build
-
-Value = TypeVar("Value")
-
-
-class _Cache:
-    """Decodes repeated argument texts once; equal calls then share one tuple."""
-
-    def __init__(self) -> None:
-        self._shapes: dict[bytes, tuple[tuple[int, ...], ...]] = {}
-        self._dtypes: dict[bytes, tuple[str, ...]] = {}
-
-    def shapes(self, raw: msgspec.Raw) -> tuple[tuple[int, ...], ...]:
-        """One shape per input; a list of tensors counts as one input of shape ()."""
-        return _cached(self._shapes, raw, lambda value: tuple(_shape(item) for item in value))
-
-    def dtypes(self, raw: msgspec.Raw) -> tuple[str, ...]:
-        """One dtype name per input, "" for what is no tensor."""
-        return _cached(self._dtypes, raw, lambda value: tuple(DTYPES.get(str(item), "") for item in value))
-
-
-def _cached(known: dict[bytes, Value], raw: msgspec.Raw, convert: Callable[[list[object]], Value]) -> Value:
-    key = bytes(raw)
-    if key not in known:
-        try:
-            known[key] = convert(msgspec.json.decode(key, type=list[object]) if key else [])
-        except msgspec.DecodeError as error:
-            raise ArtifactError(f"operator arguments cannot be read ({error}): record the run again") from None
-    return known[key]
-
-
-def _shape(item: object) -> tuple[int, ...]:
-    if isinstance(item, list) and all(isinstance(size, int) for size in item):
-        return tuple(item)
-    return ()
+KINDS = ("kernel", "memcpy", "memset")  # by the numbers of `decode`
 
 
 def read_trace(path: Path) -> Trace:
-    """Read a trace written by torch.profiler (.json or .json.gz). Raises ArtifactError saying what to do."""
-    document = _decode(path)
-    complete = [event for event in document.events if event.ph == "X"]
-    timed = [event for event in complete if event.cat in _KEPT]
-    if not timed:
+    """Read a trace written by torch.profiler (.json or .json.gz). Raises ArtifactError saying what to do.
+
+    A run records its own traces: one that is not whole is refused here, unlike what `read_table` makes of it.
+    """
+    table = read_table(path)
+    if table.lost:
+        raise ArtifactError(f"{path.name} is not whole ({'; '.join(table.lost)}): record the run again")
+    if table.skipped:
+        raise ArtifactError(
+            f"{path.name} holds {table.skipped} events that cannot be read: export it with torch.profiler"
+        )
+    if not (len(table.operators) or len(table.activities) or len(table.calls)):
         raise ArtifactError(f"{path.name} holds no operator and no kernel: record with torch.profiler.profile()")
-    origin = min(event.ts for event in timed)
-    defects = {"negative_duration": sum(1 for event in timed if (event.dur or 0.0) < 0)}
-    ranges = _ranges(timed, origin)
+    return trace_of(table)
+
+
+def trace_of(table: Table) -> Trace:
+    """The trace that a table holds."""
+    called = np.array([_is_operator(name) for name in table.names], dtype=bool)[table.operators.name]
+    ranges = _ranges(table, ~called)
     steps = _steps(ranges)
-    operators, concrete = _operators(timed, origin, steps)
-    launches = _launches(timed, origin)
-    kernels = _kernels(timed, origin, steps, operators, launches)
-    recorded = _recorded(complete, origin)
-    defects |= _misplaced(kernels, launches, recorded)
+    operators, concrete = _operators(table, called, steps)
+    launches = _launches(table)
+    kernels = _kernels(table, steps, operators, launches)
+    recorded = _recorded(table)
+    defects = {"negative_duration": _negative(table), **_misplaced(kernels, launches, recorded)}
     return assemble(
         operators=operators,
         concrete=concrete,
@@ -168,16 +61,9 @@ def read_trace(path: Path) -> Trace:
         launches=launches,
         steps=steps,
         recorded=recorded,
-        device_names=tuple(device.name for device in document.devices),
+        device_names=tuple(device.name for device in devices(table.head)),
         defects=defects,
     )
-
-
-_KEPT = frozenset({"cpu_op", "user_annotation", *DEVICE_CATEGORIES, *LAUNCH_CATEGORIES})
-
-
-def _thread(event: _Event) -> int:
-    return event.tid if isinstance(event.tid, int) else -1
 
 
 def _is_operator(name: str) -> bool:
@@ -185,12 +71,20 @@ def _is_operator(name: str) -> bool:
     return " " not in name or name.startswith("autograd::engine::")
 
 
-def _ranges(events: Sequence[_Event], origin: float) -> tuple[Range, ...]:
-    found = [
-        Range(event.name, event.ts - origin, event.dur or 0.0, _thread(event))
-        for event in events
-        if event.cat == "user_annotation" or (event.cat == "cpu_op" and not _is_operator(event.name))
-    ]
+def _threads(table: Table, numbers: Ints) -> list[int]:
+    """Thread ids; a thread that is named by a text is -1."""
+    ids = [int(thread) if thread.lstrip("-").isdigit() else -1 for _, thread in table.threads]
+    return [ids[number] for number in numbers.tolist()]
+
+
+def _ranges(table: Table, phases: npt.NDArray[np.bool_]) -> tuple[Range, ...]:
+    """Annotations, and the phases that stand among the operators."""
+    found = []
+    marked = (table.ranges.kind != MODULE) & (table.ranges.kind != WINDOW)
+    for rows, chosen in ((table.ranges, marked), (table.operators, phases)):
+        threads = _threads(table, rows.thread[chosen])
+        times = zip(rows.start[chosen].tolist(), rows.duration[chosen].tolist(), threads, strict=True)
+        found += [Range(name, *item) for name, item in zip(table.named(rows.name[chosen]), times, strict=True)]
     return tuple(sorted(found, key=lambda item: (item.start_us, -item.duration_us, item.thread, item.name)))
 
 
@@ -203,105 +97,64 @@ def _steps(ranges: Sequence[Range]) -> tuple[StepRange, ...]:
     return tuple(found)
 
 
-def step_of(steps: Sequence[StepRange], times: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-    """The index of the step whose host range holds each time (microseconds), -1 outside."""
-    if not steps:
-        return np.full(len(times), -1, dtype=np.int64)
-    starts = np.array([step.start_us for step in steps])
-    ends = np.array([step.end_us for step in steps])
-    index = np.array([step.number for step in steps], dtype=np.int64)
-    place = np.searchsorted(starts, times, side="right") - 1
-    inside = (place >= 0) & (times < ends[np.maximum(place, 0)])
-    return np.where(inside, index[np.maximum(place, 0)], -1)
+def _numbers(steps: Sequence[StepRange], time: npt.NDArray[np.float64]) -> tuple[int, ...]:
+    """The index of the step whose host range holds each time, -1 outside."""
+    windows = np.array([(step.start_us, step.end_us) for step in steps], dtype=np.float64).reshape(-1, 2)
+    numbers = [*(step.number for step in steps), -1]
+    return tuple(numbers[place] for place in joins.step_of(windows, time).tolist())
 
 
 def _operators(
-    events: Sequence[_Event], origin: float, steps: Sequence[StepRange]
+    table: Table, called: npt.NDArray[np.bool_], steps: Sequence[StepRange]
 ) -> tuple[Operators, dict[int, tuple[str, ...]]]:
-    chosen = [event for event in events if event.cat == "cpu_op" and _is_operator(event.name)]
-    nothing = _Arguments()
-    chosen.sort(key=lambda e: (e.ts, -(e.dur or 0.0), _thread(e), (e.args or nothing).order, e.name))
-    arguments = [event.args or nothing for event in chosen]
-    start = np.array([event.ts for event in chosen], dtype=np.float64) - origin
-    duration = np.array([event.dur or 0.0 for event in chosen], dtype=np.float64)
-    threads = [_thread(event) for event in chosen]
-    cache = _Cache()
-    operators = Operators(
-        name=tuple(event.name for event in chosen),
-        start_us=tuple(start.tolist()),
-        duration_us=tuple(duration.tolist()),
-        thread=tuple(threads),
-        sequence=tuple(_sequence(item.sequence) for item in arguments),
-        forward_thread=tuple(item.forward_thread for item in arguments),
-        parent=_parents(threads, start, start + duration),
-        step=tuple(step_of(steps, start).tolist()),
-        shapes=tuple(cache.shapes(item.dims) for item in arguments),
-        dtypes=tuple(cache.dtypes(item.types) for item in arguments),
+    rows = type(table.operators)(
+        **{item.name: getattr(table.operators, item.name)[called] for item in fields(table.operators)}
     )
-    concrete = {row: item.concrete for row, item in enumerate(arguments) if bytes(item.concrete)}
-    return operators, {row: _texts(raw) for row, raw in concrete.items() if _wants_concrete(operators.name[row])}
+    inputs = [inputs_of(signature) for signature in table.signatures]
+    signature = rows.signature.tolist()
+    operators = Operators(
+        name=tuple(table.named(rows.name)),
+        start_us=tuple(rows.start.tolist()),
+        duration_us=tuple(rows.duration.tolist()),
+        thread=tuple(_threads(table, rows.thread)),
+        sequence=tuple(rows.sequence.tolist()),
+        forward_thread=tuple(rows.forward_thread.tolist()),
+        parent=tuple(joins.parents(rows).tolist()),
+        step=_numbers(steps, rows.start),
+        shapes=tuple(inputs[number].shapes for number in signature),
+        dtypes=tuple(inputs[number].dtypes for number in signature),
+    )
+    concrete = {row: inputs[number].concrete for row, number in enumerate(signature) if inputs[number].concrete}
+    return operators, {row: texts for row, texts in concrete.items() if _wants_concrete(operators.name[row])}
 
 
 def _wants_concrete(name: str) -> bool:
     return "convolution" in name or "attention" in name
 
 
-def _texts(raw: msgspec.Raw) -> tuple[str, ...]:
-    value = msgspec.json.decode(bytes(raw))
-    return tuple(str(item) for item in value) if isinstance(value, list) else ()
-
-
-def _sequence(number: int) -> int:
-    """Gradient accumulators carry the largest unsigned number instead of a place in the sequence."""
-    return number if 0 <= number < 1 << 62 else -1
-
-
-def _parents(threads: Sequence[int], start: npt.NDArray[np.float64], end: npt.NDArray[np.float64]) -> tuple[int, ...]:
-    """Row of the innermost enclosing call on the same thread, -1 for none; rows are in time order, outer first."""
-    open_rows: dict[int, list[int]] = {}
-    parents = []
-    begins, ends = start.tolist(), end.tolist()
-    for row, thread in enumerate(threads):
-        stack = open_rows.setdefault(thread, [])
-        while stack and ends[stack[-1]] <= begins[row]:
-            stack.pop()
-        parents.append(stack[-1] if stack else -1)
-        stack.append(row)
-    return tuple(parents)
-
-
-def _launches(events: Sequence[_Event], origin: float) -> dict[int, Launch]:
+def _launches(table: Table) -> dict[int, Launch]:
     """Launches by correlation id; a repeated id keeps its first launch."""
-    found: dict[int, Launch] = {}
-    for event in events:
-        if event.cat in LAUNCH_CATEGORIES and event.args is not None and event.args.correlation is not None:
-            launch = Launch(event.ts - origin, _thread(event))
-            known = found.get(event.args.correlation)
-            if known is None or launch < known:
-                found[event.args.correlation] = launch
+    calls, found = table.calls, dict[int, Launch]()
+    threads = _threads(table, calls.thread)
+    for number, start, thread in zip(calls.correlation.tolist(), calls.start.tolist(), threads, strict=True):
+        if number >= 0:
+            found.setdefault(number, Launch(start, thread))
     return dict(sorted(found.items()))
 
 
-def _kernels(
-    events: Sequence[_Event],
-    origin: float,
-    steps: Sequence[StepRange],
-    operators: Operators,
-    launches: Mapping[int, Launch],
-) -> Kernels:
-    chosen = [(event, event.args or _Arguments()) for event in events if event.cat in DEVICE_CATEGORIES]
-    chosen.sort(key=lambda pair: (pair[0].ts, pair[1].stream or 0, pair[1].correlation or -1, pair[0].name))
-    correlation = [-1 if args.correlation is None else args.correlation for _, args in chosen]
+def _kernels(table: Table, steps: Sequence[StepRange], operators: Operators, launches: Mapping[int, Launch]) -> Kernels:
+    rows = table.activities
+    correlation = rows.correlation.tolist()
     launched = np.array([launches[c].start_us if c in launches else np.nan for c in correlation], dtype=np.float64)
     return Kernels(
-        name=tuple(event.name for event, _ in chosen),
-        category=tuple(DEVICE_CATEGORIES[event.cat or ""] for event, _ in chosen),
-        start_us=tuple(event.ts - origin for event, _ in chosen),
-        duration_us=tuple(event.dur or 0.0 for event, _ in chosen),
-        stream=tuple(-1 if args.stream is None else args.stream for _, args in chosen),
+        name=tuple(table.named(rows.name)),
+        category=tuple(KINDS[kind] for kind in rows.kind.tolist()),
+        start_us=tuple(rows.start.tolist()),
+        duration_us=tuple(rows.duration.tolist()),
+        stream=tuple(rows.stream.tolist()),
         correlation=tuple(correlation),
         operator=_launching_operators(operators, launches, correlation),
-        step=tuple(step_of(steps, launched).tolist()),
+        step=_numbers(steps, launched),
     )
 
 
@@ -328,13 +181,17 @@ def _launching_operators(
     return tuple(found)
 
 
-def _recorded(events: Sequence[_Event], origin: float) -> tuple[float, float] | None:
-    spans = [event for event in events if event.cat == "Trace" and event.dur is not None]
-    if not spans:
+def _recorded(table: Table) -> tuple[float, float] | None:
+    rows, chosen = table.ranges, table.ranges.kind == WINDOW
+    if not chosen.any():
         return None
-    return (
-        min(span.ts for span in spans) - origin,
-        max(span.ts + (span.dur or 0.0) for span in spans) - origin,
+    return float(rows.start[chosen].min()), float((rows.start[chosen] + rows.duration[chosen]).max())
+
+
+def _negative(table: Table) -> int:
+    """Events whose duration is negative: a clock that was set back."""
+    return sum(
+        int((rows.duration < 0).sum()) for rows in (table.operators, table.calls, table.activities, table.ranges)
     )
 
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from advisor.ingest.phases import OPTIMIZER_RANGE, NamedRange, StepTimes, Stretch, stretches
+from advisor.intervals import Intervals, clipped, intervals, length, merged, partition
 from advisor.model import Kernels, Operators, Step
-
-Intervals = npt.NDArray[np.float64]  # [n, 2]: start, end in microseconds
-NO_INTERVALS: Intervals = np.empty((0, 2))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +45,7 @@ def measure(rows: Rows) -> Timeline:
         steps = _host_steps(rows)
         return Timeline(steps=steps, optimizer_us=_optimizer_times(rows, max(1, len(steps))))
     windows = device_windows(rows.kernels, rows.steps)
-    kernels = _columns(rows.kernels.start_us, rows.kernels.duration_us)
+    kernels = intervals(rows.kernels.start_us, rows.kernels.duration_us)
     union = merged(kernels)
     layers = _device_layers(rows, kernels)
     wall = sum(end - begin for begin, end in windows.values())
@@ -57,50 +54,9 @@ def measure(rows: Rows) -> Timeline:
             Step(index=index, duration_us=end - begin, phases_us=partition(begin, end, layers, "idle"))
             for index, (begin, end) in windows.items()
         ),
-        busy=sum(_length(_clipped(union, *window)) for window in windows.values()) / wall if wall > 0 else None,
+        busy=sum(length(clipped(union, *window)) for window in windows.values()) / wall if wall > 0 else None,
         optimizer_us=_optimizer_times(rows, max(1, len(windows))),
     )
-
-
-def merged(intervals: Intervals) -> Intervals:
-    """The union of intervals as disjoint ones in order."""
-    if len(intervals) == 0:
-        return NO_INTERVALS
-    ordered = intervals[np.argsort(intervals[:, 0], kind="stable")]
-    reach = np.maximum.accumulate(ordered[:, 1])
-    opens = np.concatenate(([True], ordered[1:, 0] > reach[:-1]))
-    last = np.concatenate((np.flatnonzero(opens)[1:] - 1, [len(ordered) - 1]))
-    return np.column_stack((ordered[opens, 0], reach[last]))
-
-
-def _clipped(disjoint: Intervals, begin: float, end: float) -> Intervals:
-    """The part of disjoint intervals, in order, that lies in a window."""
-    first = int(np.searchsorted(disjoint[:, 1], begin, side="right"))
-    last = int(np.searchsorted(disjoint[:, 0], end, side="left"))
-    return np.clip(disjoint[first : max(first, last)], begin, end)
-
-
-def _length(intervals: Intervals) -> float:
-    return float((intervals[:, 1] - intervals[:, 0]).sum())
-
-
-def partition(begin: float, end: float, layers: Iterable[tuple[str, Intervals]], rest: str) -> dict[str, float]:
-    """Split a window into phases: a moment belongs to the first layer that covers it, else to `rest`. Microseconds.
-
-    The intervals of a layer are disjoint and in order; `rest` may have a layer, too, and stands last.
-    """
-    covered, reached, parts = NO_INTERVALS, 0.0, {}
-    for name, intervals in layers:
-        covered = merged(np.concatenate((covered, _clipped(intervals, begin, end))))
-        total = _length(covered)
-        parts[name], reached = max(0.0, total - reached), total
-    parts[rest] = parts.pop(rest, 0.0) + max(0.0, end - begin - reached)
-    return parts
-
-
-def _columns(starts: Sequence[float], durations: Sequence[float]) -> Intervals:
-    begin = np.array(starts, dtype=np.float64).reshape(-1)
-    return np.column_stack((begin, begin + np.array(durations, dtype=np.float64).reshape(-1)))
 
 
 def _ranges_of(rows: Rows, phase: str) -> Intervals:
@@ -114,19 +70,19 @@ def device_windows(kernels: Kernels, steps: Sequence[StepTimes]) -> dict[int, tu
     Host ranges only show when a step was launched. Windows so defined are adjacent, hold the idle time in which the
     device waited for that step's data, and have the length of a step also for the last one.
     """
-    intervals = _columns(kernels.start_us, kernels.duration_us)
+    spans = intervals(kernels.start_us, kernels.duration_us)
     step = np.array(kernels.step, dtype=np.int64)
     windows: dict[int, tuple[float, float]] = {}
     reached: float | None = None
     order = np.argsort(step, kind="stable")
     bounds = {index: np.searchsorted(step[order], [index, index + 1]) for index, _, _ in steps}
     for index, begin, _ in steps:
-        own = intervals[order[slice(*bounds[index])]]
+        own = spans[order[slice(*bounds[index])]]
         if not len(own):
             continue
         first = float(own[:, 0].min())
         if reached is None:
-            earlier = intervals[(step < 0) & (intervals[:, 0] < first), 1]
+            earlier = spans[(step < 0) & (intervals[:, 0] < first), 1]
             reached = min(first, max([begin, *earlier.tolist()]))
         end = max(reached, float(own[:, 1].max()))
         windows[index] = (reached, end)
@@ -162,7 +118,7 @@ def _host_steps(rows: Rows) -> tuple[Step, ...]:
         ]
         start = [rows.operators.start_us[row] for row in chosen]
         duration = [rows.operators.duration_us[row] for row in chosen]
-        layers.append((phase, merged(np.concatenate((_ranges_of(rows, phase), _columns(start, duration))))))
+        layers.append((phase, merged(np.concatenate((_ranges_of(rows, phase), intervals(start, duration))))))
     return tuple(
         Step(index=index, duration_us=end - begin, phases_us=partition(begin, end, layers, "other"))
         for index, begin, end in rows.steps

@@ -125,13 +125,14 @@ def test_a_repeated_correlation_id_keeps_its_first_launch(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("content", "part"),
     [
-        (b"", "truncated or no JSON"),
-        (b"{}", "no Kineto trace"),
-        (b'{"traceEvents": [{"ph": "X", "ts": "soon"}]}', "no Kineto trace"),
-        (b'{"traceEvents": [{"ph": "X"', "truncated or no JSON"),
+        (b"", "is empty"),
+        (b"{}", "no list of traceEvents"),
+        (b"not json", "no JSON"),
+        (b'{"traceEvents": [{"ph": "X", "cat": "cpu_op", "ts": "soon"}]}', "1 events that cannot be read"),
+        (b'{"traceEvents": [{"ph": "X"', "truncated"),
         (b'{"traceEvents": []}', "holds no operator"),
         (gzip.compress(b'{"traceEvents": []}' * 100, mtime=0)[:-20], "truncated"),
-        (b"\x1f\x8bnot gzip at all", "cannot be read"),
+        (b"\x1f\x8bnot gzip at all", "gzip stream is damaged"),
     ],
 )
 def test_broken_files_say_what_to_do(tmp_path: Path, content: bytes, part: str) -> None:

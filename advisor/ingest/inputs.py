@@ -1,0 +1,79 @@
+"""The inputs of operator calls out of the texts a trace records: shapes, dtypes, strides and constant arguments."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import msgspec
+
+from advisor.ingest.decode import Signature
+
+Sizes = tuple[int, ...]
+
+DTYPES = {
+    "float": "float32",
+    "double": "float64",
+    "c10::Half": "float16",
+    "c10::BFloat16": "bfloat16",
+    "c10::Float8_e4m3fn": "float8_e4m3fn",
+    "c10::Float8_e5m2": "float8_e5m2",
+    "long int": "int64",
+    "long": "int64",
+    "int": "int32",
+    "short": "int16",
+    "short int": "int16",
+    "signed char": "int8",
+    "unsigned char": "uint8",
+    "bool": "bool",
+    "c10::complex<float>": "complex64",
+    "c10::complex<double>": "complex128",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """One entry per input; `shapes` and `strides` have () for what is no tensor, `dtypes` has "", and for a list of
+    tensors `lists` has their shapes. `concrete` holds the texts of constant arguments.
+    """
+
+    shapes: tuple[Sizes, ...] = ()
+    dtypes: tuple[str, ...] = ()
+    strides: tuple[Sizes, ...] = ()
+    concrete: tuple[str, ...] = ()
+    lists: tuple[tuple[Sizes, ...], ...] = ()
+
+
+def inputs_of(signature: Signature) -> Inputs:
+    """Read what one kind of call recorded; what is not as Kineto writes it counts as not recorded."""
+    dims = _items(signature.dims)
+    return Inputs(
+        shapes=tuple(_sizes(item) or () for item in dims),
+        dtypes=tuple(DTYPES.get(str(item), "") for item in _items(signature.types)),
+        strides=tuple(_sizes(item) or () for item in _items(signature.strides)),
+        concrete=tuple(str(item) for item in _items(signature.concrete)),
+        lists=tuple(_list(item) for item in dims),
+    )
+
+
+def _items(text: bytes) -> list[object]:
+    if not text:
+        return []
+    try:
+        return msgspec.json.decode(text, type=list[object])
+    except (msgspec.DecodeError, RecursionError):
+        return []
+
+
+def _sizes(item: object) -> Sizes | None:
+    if isinstance(item, list) and all(isinstance(size, int) and not isinstance(size, bool) for size in item):
+        sizes = tuple(item)
+        return sizes if math.prod(sizes) < 1 << 62 else None
+    return None
+
+
+def _list(item: object) -> tuple[Sizes, ...]:
+    if not isinstance(item, list) or not item or not all(isinstance(part, list) for part in item):
+        return ()
+    shapes = [_sizes(part) for part in item]
+    return tuple(shape for shape in shapes if shape is not None) if None not in shapes else ()

@@ -1,0 +1,187 @@
+"""The nouns of `advisor analyze`: what one recorded process says, and what several say together.
+
+Times are microseconds, shares lie between 0 and 1, rates are per second. A value that is not known is None. This module
+imports the standard library only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from advisor.model import Metric, Utilisation
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gap:
+    """Something the data does not support: what cannot be said, why, and what to collect for it."""
+
+    what: str
+    why: str
+    collect: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Breakdown:
+    """One stretch of device time, split: compute + exposed communication + exposed copies + idle = length.
+
+    `idle` splits the idle part by what the host did meanwhile (data, sync, launch, communication, other).
+    """
+
+    length_us: float
+    compute_us: float
+    exposed_comm_us: float
+    exposed_copy_us: float
+    idle_us: float
+    idle_by_cause_us: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Occupancy:
+    """How full the launches leave the multiprocessors: means over kernel time, in percent where the name says so.
+
+    `recorded_percent` is the profiler's own estimate, whatever it says. `percent` is ours over the share `known` of the
+    kernel time for which registers, threads and shared memory were recorded; `limiters` are shares of that time.
+    """
+
+    recorded_percent: float | None = None
+    percent: float | None = None
+    known: float | None = None
+    sm_efficiency: float | None = None  # of kernel time: share of multiprocessors that could get a block
+    wave_efficiency: float | None = None
+    limiters: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """One kind of work, per step where steps are known, else over the recording.
+
+    `kind` is kernel, operator, family or module; `floor_us` is max(FLOPs / peak, least bytes / bandwidth), at most the
+    measured time, None where neither is known; `bound` says which of the two it is.
+    """
+
+    kind: str
+    name: str
+    count: float
+    time_us: float
+    floor_us: float | None = None
+    bound: str | None = None
+    flops: float | None = None
+    least_bytes: float | None = None
+    tensor_cores: bool | None = None
+    occupancy_percent: float | None = None
+    limiter: str | None = None
+    shapes: str | None = None
+
+    @property
+    def recoverable_us(self) -> float | None:
+        """Measured time above the floor."""
+        return None if self.floor_us is None else max(0.0, self.time_us - self.floor_us)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CriticalPath:
+    """The chain of work that sets the time of a step, by what it consists of; parts sum to `length_us`.
+
+    `what_if` tells the length if one kind of work took its floor, everything behind it moving up.
+    """
+
+    length_us: float
+    parts_us: Mapping[str, float]
+    what_if: tuple[WhatIf, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhatIf:
+    """If one kind of work took its floor, the step would take `step_us` instead of `measured_us`."""
+
+    name: str
+    measured_us: float
+    step_us: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileProfile:
+    """What one file says. The first block of fields is stable: tools may rely on it.
+
+    `status` is ok, partial (some of the file could not be read, `reason` says what) or refused (nothing is said).
+    Sums are over all that was recorded: kernel_us is the plain sum, busy_us the union of kernels, copies and memsets,
+    span_us the time from the first of them to the last, step_mean_us the mean of the ProfilerStep ranges on the host.
+    exposed_comm_us is the union of all kernels less that of the kernels that do not communicate.
+    """
+
+    path: str
+    status: str
+    reason: str | None = None
+    events: int | None = None
+    kernels: int | None = None
+    kernel_us: float | None = None
+    busy_us: float | None = None
+    span_us: float | None = None
+    steps: int | None = None
+    step_mean_us: float | None = None
+    nccl_kernels: int | None = None
+    exposed_comm_us: float | None = None
+    device: str | None = None
+    rank: int | None = None
+    world_size: int | None = None
+    mfu: float | None = None
+    mfu_causal: float | None = None
+    mfu_own_peak: float | None = None
+    hfu: float | None = None
+    # ------------------------------------------------------------------------------------------------ not yet stable
+    form: str = "kineto"
+    memcpys: int | None = None
+    memsets: int | None = None
+    nccl_us: float | None = None
+    kernels_busy_us: float | None = None  # union of kernels alone
+    without_launch: int | None = None
+    busy_in_steps: float | None = None  # share of the ProfilerStep window
+    kernels_busy_in_steps: float | None = None
+    steps_from: str | None = None  # ProfilerStep, optimizer, device gaps
+    device_step_us: float | None = None  # median of the steps as the device saw them
+    utilisation: Utilisation = field(default_factory=Utilisation)
+    breakdown: Breakdown | None = None
+    occupancy: Occupancy = field(default_factory=Occupancy)
+    tensor_time: Mapping[str, float] = field(default_factory=dict)  # yes, no, unknown: shares of kernel time
+    recoverable_us: float | None = None  # per step
+    costs: tuple[Cost, ...] = ()
+    critical_path: CriticalPath | None = None
+    counters: tuple[Metric, ...] = ()
+    gaps: tuple[Gap, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankTime:
+    """One rank of a job, per step: communication split in transfer and waiting for ranks that come later."""
+
+    path: str
+    rank: int | None
+    step_us: float | None
+    compute_us: float | None
+    exposed_comm_us: float | None
+    transfer_us: float | None
+    wait_us: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranks:
+    """Several ranks of one job. `straggler` is the rank the others wait for; None where it cannot be told."""
+
+    ranks: tuple[RankTime, ...]
+    straggler: int | None = None
+    imbalance: float | None = None  # (slowest compute - mean) / mean
+    missing: tuple[int, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """What `advisor analyze` found in some files, in the order of rank and path."""
+
+    files: tuple[FileProfile, ...]
+    ranks: Ranks | None = None
+    schema: int = SCHEMA

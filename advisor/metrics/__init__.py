@@ -1,0 +1,1 @@
+"""Formulas over the columns of a trace: what they say about steps, busy time, occupancy, floors and ranks."""
