@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-import multiprocessing
+import pickle
+import sys
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from advisor.columns.table import Table
 from advisor.errors import AdvisorError, UsageError
+from advisor.helpers import received, share
 from advisor.ingest.reader import cores, read_table
 from advisor.ingest.recorded import devices, place
 from advisor.ingest.store import KEEP_FROM_BYTES, Store
-from advisor.ingest.table import Table
 from advisor.measured import FileProfile, Survey
 from advisor.metrics.totals import totals
 
+MODULE = "advisor.survey"
 SUFFIXES = (".json", ".json.gz")
 BESIDE_FROM_BYTES = 4 << 20  # stored bytes of all files from which processes of their own pay
 
@@ -66,8 +68,9 @@ def _profiles(files: Sequence[Path], options: Options) -> Iterable[FileProfile]:
         yield from (analyze_file(file, options) for file in files)
         return
     alone = dataclasses.replace(options, workers=1)
-    with ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn")) as pool:
-        yield from pool.map(analyze_file, files, [alone] * len(files))
+    pieces = (pickle.dumps((file, alone)) for file in files)
+    for answer in share(MODULE, pieces, count):
+        yield from pickle.loads(answer)
 
 
 def analyze_file(path: Path, options: Options) -> FileProfile:
@@ -133,3 +136,8 @@ def _device_name(table: Table) -> str | None:
     used = table.activities.device[table.activities.device >= 0].tolist()
     number = max(set(used), key=used.count) if used else 0
     return (listed[number].name if number < len(listed) else "") or None
+
+
+if __name__ == "__main__":
+    answers = [analyze_file(*pickle.loads(piece)) for piece in received(sys.stdin.buffer)]
+    pickle.dump(answers, sys.stdout.buffer, protocol=pickle.HIGHEST_PROTOCOL)

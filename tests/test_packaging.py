@@ -40,7 +40,14 @@ TORCH_ON_DEMAND = {"advisor.testing"}
 
 STAGES = {"capture", "ingest", "correlate", "analyze", "match", "plan", "patch", "verify"}
 # Modules that see several stages: they put a run, its report or an example together.
-COMPOSERS = {"advisor.job", "advisor.pipeline", "advisor.stages", "advisor.summary", "advisor.testing"}
+COMPOSERS = {
+    "advisor.job",
+    "advisor.pipeline",
+    "advisor.stages",
+    "advisor.summary",
+    "advisor.survey",
+    "advisor.testing",
+}
 # `advisor.source` holds the type that a rule's `rewrite` is handed.
 RULES_MAY_IMPORT = ("advisor.model", "advisor.rule", "advisor.patterns", "advisor.codemod", "advisor.source")
 REPORTS_MAY_IMPORT = ("advisor.model", "advisor.reports")

@@ -15,6 +15,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 
+from advisor.columns.table import ANNOTATION, COLUMNS, KERNEL, MEMCPY, MEMSET, MODULE, WINDOW, Collective, Signature
 from advisor.ingest.events import NOT_A_NUMBER, scan
 
 NOTHING = msgspec.Raw(b"")
@@ -22,7 +23,6 @@ _WORD = 1 << 63
 Word = Annotated[int, msgspec.Meta(ge=-_WORD, le=_WORD - 1)]
 NAN = float("nan")
 
-KERNEL, MEMCPY, MEMSET = 0, 1, 2
 DEVICE = {
     **dict.fromkeys(("kernel", "Kernel"), KERNEL),
     **dict.fromkeys(("gpu_memcpy", "Memcpy"), MEMCPY),
@@ -30,7 +30,6 @@ DEVICE = {
 }
 CALLS = frozenset({"cuda_runtime", "cuda_driver", "Runtime", "Driver", "runtime"})
 OPERATORS = frozenset({"cpu_op", "Operator"})
-ANNOTATION, MODULE, WINDOW = 0, 1, 2
 MODULE_PREFIX = "nn.Module: "
 _RANGE_NAME = re.compile(r"ProfilerStep#\d|Optimizer\.\w+#|enumerate\(DataLoader\)#|DistributedDataParallel\.|## ")
 _KEPT = frozenset({*DEVICE, *CALLS, *OPERATORS, "user_annotation", "Trace"})
@@ -107,26 +106,6 @@ _CALL = _reader(_CallArguments)
 _ACTIVITY = _reader(_DeviceArguments)
 
 
-class Signature(NamedTuple):
-    """What an operator call recorded of its inputs, as JSON texts, empty where it was not recorded."""
-
-    dims: bytes
-    types: bytes
-    concrete: bytes
-    strides: bytes
-
-
-class Collective(NamedTuple):
-    """What a communication kernel recorded of its collective; sizes in elements, NaN and -1 where unknown."""
-
-    name: str
-    elements: float
-    elements_out: float
-    dtype: str
-    group: str
-    group_size: int
-
-
 Item = TypeVar("Item")
 
 
@@ -136,20 +115,6 @@ class _Codes(dict[Item, int]):
     def __missing__(self, item: Item) -> int:
         self[item] = number = len(self)
         return number
-
-
-_TIMED = {"name": "i", "start": "d", "duration": "d"}
-COLUMNS: dict[str, dict[str, str]] = {  # array type codes: i and q integers, d floats, b small integers
-    "operators": {**_TIMED, "thread": "i", **dict.fromkeys(("order", "sequence", "forward_thread"), "q")}
-    | {"signature": "i"},
-    "calls": {**_TIMED, "thread": "i", "correlation": "q"},
-    "activities": {**_TIMED, "kind": "b"}
-    | dict.fromkeys(("device", "stream", "correlation", "graph"), "q")
-    | dict.fromkeys(("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z", "registers", "shared"), "q")
-    | dict.fromkeys(("occupancy", "blocks_per_sm", "bytes"), "d")
-    | {"collective": "i"},
-    "ranges": {**_TIMED, "thread": "i", "kind": "b"},
-}
 
 
 @dataclass

@@ -10,13 +10,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from advisor.columns import joins
+from advisor.columns.inputs import inputs_of
+from advisor.columns.table import MODULE, WINDOW, Ints, Table
 from advisor.errors import ArtifactError
-from advisor.ingest import joins
-from advisor.ingest.decode import MODULE, WINDOW
-from advisor.ingest.inputs import inputs_of
 from advisor.ingest.reader import read_table
 from advisor.ingest.recorded import devices
-from advisor.ingest.table import Ints, Table
 from advisor.ingest.trace import Launch, Range, StepRange, Trace, assemble
 from advisor.model import Kernels, Operators
 

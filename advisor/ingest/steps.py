@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from advisor.columns.intervals import Intervals, clipped, intervals, length, merged, partition
 from advisor.ingest.phases import OPTIMIZER_RANGE, NamedRange, StepTimes, Stretch, stretches
-from advisor.intervals import Intervals, clipped, intervals, length, merged, partition
 from advisor.model import Kernels, Operators, Step
 
 
@@ -82,7 +82,7 @@ def device_windows(kernels: Kernels, steps: Sequence[StepTimes]) -> dict[int, tu
             continue
         first = float(own[:, 0].min())
         if reached is None:
-            earlier = spans[(step < 0) & (intervals[:, 0] < first), 1]
+            earlier = spans[(step < 0) & (spans[:, 0] < first), 1]
             reached = min(first, max([begin, *earlier.tolist()]))
         end = max(reached, float(own[:, 1].max()))
         windows[index] = (reached, end)

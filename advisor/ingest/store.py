@@ -11,10 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from advisor.ingest.decode import COLUMNS, Collective, Signature
-from advisor.ingest.table import TABLES, Table, column_names
+from advisor.columns.table import COLUMNS, ROWS, Collective, Signature, Table
 
 SCHEMA = 1  # raise it when a column or its meaning changes
 KEEP_FROM_BYTES = 8 << 20  # a smaller file is read again sooner than found
@@ -85,7 +82,7 @@ def _key(path: Path) -> str:
 def _write(path: Path, rows: Any) -> None:
     import polars
 
-    columns = {name: getattr(rows, name) for name in column_names(type(rows))}
+    columns = {name: getattr(rows, name) for name in COLUMNS[path.stem]}
     polars.DataFrame(columns).write_parquet(path, compression="zstd", compression_level=1)
 
 
@@ -94,7 +91,7 @@ def _read(path: Path, table: str) -> Any:
 
     try:
         frame = polars.read_parquet(path)
-        return TABLES[table](**{name: frame[name].to_numpy() for name in column_names(TABLES[table])})
+        return ROWS[table](**{name: frame[name].to_numpy() for name in COLUMNS[table]})
     except polars.exceptions.PolarsError as error:
         raise ValueError(str(error)) from None
 
@@ -121,6 +118,4 @@ def _table(texts: Mapping[str, Any], rows: Mapping[str, Any]) -> Table:
     fixed["threads"] = tuple((process, thread) for process, thread in fixed["threads"])
     fixed["signatures"] = tuple(Signature(*(part.encode() for part in item)) for item in fixed["signatures"])
     fixed["collectives"] = tuple(Collective(*item) for item in fixed["collectives"])
-    for table in rows.values():
-        assert all(isinstance(getattr(table, name), np.ndarray) for name in column_names(type(table)))
     return Table(**rows, **fixed)

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from advisor.ingest.decode import ANNOTATION, KERNEL, MEMCPY, MEMSET
-from advisor.ingest.table import Table
-from advisor.intervals import Intervals, clipped, intervals, length, merged
+from advisor.columns.intervals import Intervals, clipped, intervals, length, merged
+from advisor.columns.table import ANNOTATION, KERNEL, MEMCPY, MEMSET, Table
 
 STEP = re.compile(r"^ProfilerStep#(\d+)$")
 COMMUNICATION = re.compile(r"nccl|rccl", re.IGNORECASE)

@@ -12,7 +12,7 @@ from traces import Event, kernel, launch, op, save, span
 
 from advisor.ingest.kineto import read_trace
 from advisor.ingest.phases import Stretch, stretches
-from advisor.intervals import merged, partition
+from advisor.columns.intervals import merged, partition
 
 DATA = Path(__file__).parents[1] / "data"
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from advisor.ingest.decode import Signature
+from advisor.columns.table import Signature
 
 Sizes = tuple[int, ...]
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from advisor.ingest.table import Floats, Ints, OperatorRows, Table
+from advisor.columns.table import Floats, Ints, OperatorRows, Table
 
 
 def launching_calls(table: Table) -> Ints:
