@@ -202,7 +202,10 @@ def _with_utilisation(
     if gap is not None:
         missing["flops"] = gap
     if reference is None:
-        missing["mfu"] = f"the dense peak of {machine.hardware.name} is not known: pass it with --peak-flops"
+        missing["mfu"] = (
+            f"the dense peak of {machine.hardware.name} is not known: pass it with --peak, or run "
+            "`advisor doctor --calibrate`"
+        )
     if not count.total:
         missing["flops"] = "no matrix product, convolution or attention with recorded shapes: record with record_shapes"
     elif wall_us is None:

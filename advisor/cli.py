@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import advisor
-from advisor.errors import AdvisorError, ArtifactError, UsageError
+from advisor.errors import AdvisorError, ArtifactError, OutputError, UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -60,7 +60,14 @@ def cli() -> None:
 @click.option("--rules", "rules_folder", type=click.Path(path_type=Path), help="A folder with rules of your own.")
 @click.option("--select", multiple=True, metavar="RULE", help="Only these rules.")
 @click.option("--ignore", multiple=True, metavar="RULE", help="Not these rules.")
-@click.option("--peak-flops", type=float, metavar="FLOP/S", help="Dense peak of a device the table does not know.")
+@click.option(
+    "--peak",
+    "--peak-flops",
+    "peak_flops",
+    type=float,
+    metavar="FLOP/S",
+    help="Dense peak of a device the table does not know.",
+)
 @click.option("--out", type=click.Path(path_type=Path), help="Where runs are kept (default: .advisor/runs).")
 @click.option("--python", metavar="PATH", help="Interpreter that runs the script.")
 @click.option("--seed", type=int, help="Seed set before the script starts.")
@@ -145,6 +152,79 @@ def _show(report: Any, folder: Path, as_json: bool) -> None:
     else:
         inside = os.path.relpath(folder)
         render_terminal(report, _console(), folder=inside if not inside.startswith("..") else shown(str(folder)))
+
+
+@cli.command()
+@click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on standard output.")
+@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write a page with the result to a file.")
+@click.option("--peak", type=float, metavar="FLOP/S", help="Dense peak of a device the table does not know.")
+@click.option("--counters", type=click.Path(path_type=Path, dir_okay=False, exists=True), multiple=True)
+@click.option("--workers", type=click.IntRange(1), help="Processes that read (default: one per core).")
+@click.option("--cache/--no-cache", default=True, help="Keep the columns of large traces for a second look.")
+def analyze(
+    paths: tuple[Path, ...],
+    as_json: bool,
+    html: Path | None,
+    peak: float | None,
+    counters: tuple[Path, ...],
+    workers: int | None,
+    cache: bool,
+) -> None:
+    """Say where the time of traces goes: files, folders of ranks or folders of runs. Needs no torch and no GPU.
+
+    Reads what torch.profiler exported (.json, .json.gz), a damaged file as far as it is whole. --counters names output
+    of Nsight Compute, dcgm-exporter, dcgmi dmon or nvidia-smi of the same run.
+    """
+    from advisor.calibration import default_path
+    from advisor.ingest.store import default_folder
+    from advisor.reports.survey_html import render_html
+    from advisor.reports.survey_json import render_json
+    from advisor.reports.survey_terminal import render_terminal
+    from advisor.survey import Options, survey
+
+    options = Options(
+        store=default_folder() if cache else None,
+        workers=workers,
+        peak_flops=peak,
+        calibration=default_path(),
+        counters=counters,
+    )
+    found = survey(paths, options)
+    if html is not None:
+        _write(html, render_html(found))
+    if as_json:
+        click.echo(render_json(found))
+    else:
+        render_terminal(found, _console())
+    if all(file.status == "refused" for file in found.files):
+        raise SystemExit(ArtifactError.exit_status)
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise OutputError(f"cannot write {path.name}: {error.strerror}: give another file") from error
+
+
+@cli.command()
+@click.option("--calibrate", is_flag=True, help="Measure the first device: products of every dtype and a copy.")
+@click.option("--python", metavar="PATH", help="Interpreter that has torch.")
+def doctor(calibrate: bool, python: str | None) -> None:
+    """Say what this machine offers: torch, devices, counters, tools. --calibrate measures a device."""
+    from advisor import calibration, doctor
+
+    interpreter = python or sys.executable
+    if calibrate:
+        found = doctor.calibrate(calibration.default_path(), interpreter)
+        for dtype, rate in sorted(found["measured_flops"].items()):
+            click.echo(f"{dtype:<10} {rate / 1e12:8.1f} TFLOP/s")
+        click.echo(f"{'copy':<10} {found['measured_bandwidth'] / 1e12:8.2f} TB/s, read and written")
+        return
+    for check in doctor.checks(interpreter):
+        mark = {True: "ok", False: "missing", None: "-"}[check.good]
+        click.echo(f"{mark:<8} {check.name:<9} {check.says}")
 
 
 @cli.command()

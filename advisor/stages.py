@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from advisor import analyze, match, patch, plan, summary
+from advisor import analyze, calibration, match, patch, plan, summary
 from advisor.capture.counters import Recording, Sampler, summarise, summarise_windows, visible_device
 from advisor.capture.launch import Child
 from advisor.codemod import replacements
@@ -187,9 +187,18 @@ def _hardware(device: DeviceFacts) -> Hardware:
     return replace(base, measured_flops=device.measured_flops, measured_bandwidth=device.measured_bandwidth)
 
 
+def _reference(job: Job, hardware: Hardware) -> tuple[float, str] | None:
+    """The peak MFU divides by: the one that was given, the datasheet's, else what was calibrated."""
+    if job.config.peak_flops:
+        return job.config.peak_flops, "given with --peak"
+    unmeasured = replace(hardware, measured_flops={}, measured_bandwidth=None)
+    calibrated = calibration.measured(calibration.default_path(), unmeasured)
+    return reference_peak(hardware) or calibration.reference(calibrated)
+
+
 def analyse(job: Job, recorded: Recorded) -> Profile:
     facts, hardware = recorded.facts, _hardware(recorded.facts.device)
-    peak = (job.config.peak_flops, "given with --peak-flops") if job.config.peak_flops else reference_peak(hardware)
+    peak = _reference(job, hardware)
     command = (os.path.relpath(job.script, job.root), *job.arguments)
     correlation = recorded.correlation
     profile = Profile(

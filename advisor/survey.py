@@ -11,12 +11,11 @@ from pathlib import Path
 
 from advisor.columns.table import Table
 from advisor.errors import AdvisorError, UsageError
+from advisor.fileprofile import machine_of, profile_of
 from advisor.helpers import received, share
 from advisor.ingest.reader import cores, read_table
-from advisor.ingest.recorded import devices, place
 from advisor.ingest.store import KEEP_FROM_BYTES, Store
 from advisor.measured import FileProfile, Survey
-from advisor.metrics.totals import totals
 
 MODULE = "advisor.survey"
 SUFFIXES = (".json", ".json.gz")
@@ -25,12 +24,18 @@ BESIDE_FROM_BYTES = 4 << 20  # stored bytes of all files from which processes of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How files are read: `store` is the folder of the cache or None, `workers` the number of processes or None for as
-    many as there are cores, `peak_flops` a dense peak in FLOP/s for devices the table does not know."""
+    """How files are read and what is known besides.
+
+    `store` is the folder of the cache or None, `workers` the number of processes or None for as many as there are
+    cores, `peak_flops` a dense peak in FLOP/s that overrides the table, `calibration` the file of measured devices,
+    `counters` are outputs of Nsight Compute, DCGM or nvidia-smi of the same run.
+    """
 
     store: Path | None = None
     workers: int | None = None
     peak_flops: float | None = None
+    calibration: Path | None = None
+    counters: tuple[Path, ...] = ()
 
 
 def survey(paths: Sequence[Path], options: Options, on_file: Callable[[FileProfile], None] = lambda _: None) -> Survey:
@@ -82,7 +87,7 @@ def analyze_file(path: Path, options: Options) -> FileProfile:
     if not (len(table.operators) or len(table.activities) or len(table.calls) or len(table.ranges)):
         reason = "none of its events is an operator, a launch or a kernel: give a trace that torch.profiler exported"
         return FileProfile(path=str(path), status="refused", reason=reason, events=table.events)
-    return profile_of(path, table, options)
+    return profile_of(path, table, machine_of(table, options.peak_flops, options.calibration))
 
 
 def _table(path: Path, options: Options) -> Table:
@@ -93,49 +98,6 @@ def _table(path: Path, options: Options) -> Table:
         if store is not None:
             store.put(path, table)
     return table
-
-
-def profile_of(path: Path, table: Table, options: Options) -> FileProfile:
-    """What the columns of one file say."""
-    sums, where = totals(table), place(table.head)
-    return FileProfile(
-        path=str(path),
-        status="partial" if table.lost or table.skipped else "ok",
-        reason=_loss(table),
-        events=table.events,
-        device=_device_name(table),
-        rank=where.rank,
-        world_size=where.world_size,
-        kernels=sums.kernels,
-        kernel_us=sums.kernel_us,
-        busy_us=sums.busy_us,
-        span_us=sums.span_us,
-        steps=sums.steps,
-        step_mean_us=sums.step_mean_us,
-        nccl_kernels=sums.nccl_kernels,
-        exposed_comm_us=sums.exposed_comm_us,
-        memcpys=sums.memcpys,
-        memsets=sums.memsets,
-        nccl_us=sums.nccl_us,
-        kernels_busy_us=sums.kernels_busy_us,
-        busy_in_steps=sums.busy_in_steps,
-        kernels_busy_in_steps=sums.kernels_busy_in_steps,
-    )
-
-
-def _loss(table: Table) -> str | None:
-    parts = list(table.lost)
-    if table.skipped:
-        parts.append(f"{table.skipped} events could not be read")
-    return f"{'; '.join(parts)}; what is whole was read" if parts else None
-
-
-def _device_name(table: Table) -> str | None:
-    """The name of the device that ran most, None where the trace names none."""
-    listed = devices(table.head)
-    used = table.activities.device[table.activities.device >= 0].tolist()
-    number = max(set(used), key=used.count) if used else 0
-    return (listed[number].name if number < len(listed) else "") or None
 
 
 if __name__ == "__main__":

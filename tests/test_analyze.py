@@ -178,7 +178,7 @@ def test_an_unknown_device_has_no_mfu_and_says_what_to_do(tmp_path: Path) -> Non
     use = profile.utilisation
     assert (use.mfu, use.mfu_own_peak, use.hfu, use.of_measured, use.peak_flops) == (None,) * 5
     assert use.achieved_flops is not None
-    assert "Strange One" in profile.missing["mfu"] and "--peak-flops" in profile.missing["mfu"]
+    assert "Strange One" in profile.missing["mfu"] and "--peak" in profile.missing["mfu"]
     assert [region.floor_us for region in profile.regions] == [None]
 
 

@@ -26,9 +26,11 @@ MOUNTS = {"advisor.rules": "rules", "advisor.reports": "reports"}
 TORCH_IN_CHILD = {
     "advisor.clock",
     "advisor.capture.annotate",
+    "advisor.capture.calibrate",
     "advisor.capture.child",
     "advisor.capture.hooks",
     "advisor.capture.probe",
+    "advisor.capture.replay",
     "advisor.verify.arm",
     "advisor.verify.draws",
     "advisor.verify.interventions",
@@ -41,6 +43,8 @@ TORCH_ON_DEMAND = {"advisor.testing"}
 STAGES = {"capture", "ingest", "correlate", "analyze", "match", "plan", "patch", "verify"}
 # Modules that see several stages: they put a run, its report or an example together.
 COMPOSERS = {
+    "advisor.doctor",
+    "advisor.fileprofile",
     "advisor.job",
     "advisor.pipeline",
     "advisor.stages",

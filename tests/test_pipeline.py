@@ -165,7 +165,7 @@ def test_an_unknown_device_has_no_mfu_but_a_reason(project: Path) -> None:
     resume()
     found = report(project)
     assert found["mfu_before"] is None
-    assert "--peak-flops" in found["missing"]["mfu"]
+    assert "--peak" in found["missing"]["mfu"]
 
 
 def test_a_secret_argument_is_stored_nowhere_and_given_again_to_resume(

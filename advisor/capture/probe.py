@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
 
 import torch
 
 from advisor import clock
 from advisor.capture.annotate import Annotation
+from advisor.capture.calibrate import measure_rates
 from advisor.capture.hooks import outermost_tensors, portable
 from advisor.session import SessionPlan
 
@@ -170,32 +170,3 @@ def _describe_device() -> dict[str, Any]:
         "memory_bytes": properties.total_memory,
         "count": torch.cuda.device_count(),
     }
-
-
-def measure_rates() -> dict[str, Any]:
-    """Measured ceilings of this device: matmul FLOP/s per dtype and copy bytes/s (read plus written)."""
-    cuda = clock.on_cuda()
-    device = "cuda" if cuda else "cpu"
-    if cuda:
-        torch.cuda.empty_cache()
-    size, repeats = (8192, 10) if cuda else (1024, 5)
-    rates: dict[str, float] = {}
-    for dtype in (torch.bfloat16, torch.float32) if cuda else (torch.float32,):
-        left = torch.randn(size, size, device=device, dtype=dtype)
-        seconds = _best_seconds(lambda left=left: left @ left, repeats)
-        rates[str(dtype).removeprefix("torch.")] = 2 * size**3 / seconds
-    source = torch.randn((1 << 30) // 4 if cuda else (1 << 26) // 4, device=device)
-    target = torch.empty_like(source)
-    seconds = _best_seconds(lambda: target.copy_(source), repeats)
-    return {"measured_flops": rates, "measured_bandwidth": 2 * source.numel() * 4 / seconds}
-
-
-def _best_seconds(work: Any, repeats: int) -> float:
-    best = float("inf")
-    for _ in range(repeats):
-        clock.synchronize()
-        begin = time.perf_counter()
-        work()
-        clock.synchronize()
-        best = min(best, time.perf_counter() - begin)
-    return best

@@ -10,6 +10,7 @@ import msgspec
 from advisor.columns.table import Signature
 
 Sizes = tuple[int, ...]
+Entry = Sizes | tuple[Sizes, ...]  # of one input: a tensor's sizes, or those of each tensor of a list
 
 DTYPES = {
     "float": "float32",
@@ -33,27 +34,29 @@ DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """One entry per input; `shapes` and `strides` have () for what is no tensor, `dtypes` has "", and for a list of
-    tensors `lists` has their shapes. `concrete` holds the texts of constant arguments.
+    """One entry per input: `shapes` and `strides` have () for what is no tensor and one tuple per tensor for a list of
+    tensors, `dtypes` has "" for what is no tensor. `concrete` holds the texts of constant arguments.
     """
 
-    shapes: tuple[Sizes, ...] = ()
+    shapes: tuple[Entry, ...] = ()
     dtypes: tuple[str, ...] = ()
-    strides: tuple[Sizes, ...] = ()
+    strides: tuple[Entry, ...] = ()
     concrete: tuple[str, ...] = ()
-    lists: tuple[tuple[Sizes, ...], ...] = ()
 
 
 def inputs_of(signature: Signature) -> Inputs:
     """Read what one kind of call recorded; what is not as Kineto writes it counts as not recorded."""
-    dims = _items(signature.dims)
     return Inputs(
-        shapes=tuple(_sizes(item) or () for item in dims),
+        shapes=tuple(_entry(item) for item in _items(signature.dims)),
         dtypes=tuple(DTYPES.get(str(item), "") for item in _items(signature.types)),
-        strides=tuple(_sizes(item) or () for item in _items(signature.strides)),
+        strides=tuple(_entry(item) for item in _items(signature.strides)),
         concrete=tuple(str(item) for item in _items(signature.concrete)),
-        lists=tuple(_list(item) for item in dims),
     )
+
+
+def _entry(item: object) -> Entry:
+    sizes = _sizes(item)
+    return sizes if sizes is not None else _list(item)
 
 
 def _items(text: bytes) -> list[object]:

@@ -34,10 +34,11 @@ def launching_calls(table: Table) -> Ints:
 
 def parents(rows: OperatorRows) -> Ints:
     """The row of the innermost enclosing call on the same thread, -1 for none; rows are in time order, outer first."""
-    return _enclosing(rows.thread, rows.start, rows.start + rows.duration)
+    return nested(rows.thread, rows.start, rows.start + rows.duration)
 
 
-def _enclosing(thread: Ints, start: Floats, end: Floats) -> Ints:
+def nested(thread: Ints, start: Floats, end: Floats) -> Ints:
+    """The row of the innermost interval on the same thread that was open when each began, -1 for none."""
     found = np.full(len(start), -1, dtype=np.int64)
     for rows in by_thread(thread).values():
         opened: list[int] = []

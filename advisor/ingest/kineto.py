@@ -110,6 +110,7 @@ def _operators(
         **{item.name: getattr(table.operators, item.name)[called] for item in fields(table.operators)}
     )
     inputs = [inputs_of(signature) for signature in table.signatures]
+    shapes = [tuple(entry if all(isinstance(n, int) for n in entry) else () for entry in i.shapes) for i in inputs]
     signature = rows.signature.tolist()
     operators = Operators(
         name=tuple(table.named(rows.name)),
@@ -120,7 +121,7 @@ def _operators(
         forward_thread=tuple(rows.forward_thread.tolist()),
         parent=tuple(joins.parents(rows).tolist()),
         step=_numbers(steps, rows.start),
-        shapes=tuple(inputs[number].shapes for number in signature),
+        shapes=tuple(shapes[number] for number in signature),
         dtypes=tuple(inputs[number].dtypes for number in signature),
     )
     concrete = {row: inputs[number].concrete for row, number in enumerate(signature) if inputs[number].concrete}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 
@@ -12,9 +12,11 @@ class TraceDevice:
     """One entry of `deviceProperties`; what is not there is None."""
 
     name: str
+    index: int | None = None  # by which activities name it
     sm_count: int | None = None
     compute: tuple[int, int] | None = None  # major, minor
     memory_bytes: int | None = None
+    warp_size: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +29,7 @@ class Place:
 
 
 def devices(head: Mapping[str, Any]) -> tuple[TraceDevice, ...]:
-    """The devices a trace lists, by their index (old traces call the list `computeProperties`)."""
+    """The devices a trace lists (old traces call the list `computeProperties`)."""
     listed = head.get("deviceProperties") or head.get("computeProperties")
     if not isinstance(listed, list):
         return ()
@@ -39,10 +41,25 @@ def _device(item: Mapping[str, Any]) -> TraceDevice:
     name = item.get("name")
     return TraceDevice(
         name=name if isinstance(name, str) else "",
+        index=_whole(item.get("id")),
         sm_count=_whole(item.get("numSms")),
         compute=(major, minor or 0) if major is not None else None,
         memory_bytes=_whole(item.get("totalGlobalMem")),
+        warp_size=_whole(item.get("warpSize")),
     )
+
+
+def device_of(head: Mapping[str, Any], index: int | None) -> TraceDevice:
+    """The device that activities call `index`; the only one where one is listed, else one without a name.
+
+    A process that sees one of several devices lists that one under the number 0.
+    """
+    listed = devices(head)
+    found = [device for device in listed if device.index == index]
+    if len(found) == 1:
+        return found[0]
+    same = {replace(device, index=None) for device in listed}
+    return same.pop() if len(same) == 1 else TraceDevice(name="")
 
 
 def place(head: Mapping[str, Any]) -> Place:

@@ -1,0 +1,248 @@
+"""Inside the child: run recorded operator calls again, alone, with the device's queue kept full.
+
+Device counters need windows of about a tenth of a second, far more than one operator takes. A call repeated back to
+back fills such a window with nothing else. A stretch in which the queue ran dry mixes idle time in and is given up.
+(`python -m advisor.capture.replay PLAN RESULT`)
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+SETTLE_S = 0.1  # from the first repetition to where a window begins
+BATCH_S = 0.02  # work enqueued at once
+ATTEMPTS = 3
+GRAPH_BELOW_S = 50e-6  # shorter calls take the host longer to launch than the device to run
+REPETITIONS = 200  # of a short call in one device graph
+DTYPES = {
+    name: getattr(torch, name)
+    for name in (
+        "float64",
+        "float32",
+        "float16",
+        "bfloat16",
+        "float8_e4m3fn",
+        "float8_e5m2",
+        "int64",
+        "int32",
+        "int16",
+        "int8",
+        "uint8",
+        "bool",
+        "complex64",
+        "complex128",
+    )
+    if hasattr(torch, name)
+}
+
+
+class CannotReplay(Exception):
+    """Why a recorded call cannot be made again."""
+
+
+def main(plan: Path, result: Path) -> None:
+    """Replay the calls of a plan file one after the other and write where in time each of them ran alone.
+
+    The plan is {"calls": [{"name", "shapes", "dtypes", "strides", "concrete"}], "seconds", "once"}; the result has one
+    entry per call: {"begin_s", "end_s" (monotonic clock), "time_us"} or {"reason"}. With `once` every call runs
+    one time between cudaProfilerStart and cudaProfilerStop, for a profiler outside.
+    """
+    asked = json.loads(plan.read_text(encoding="utf-8"))
+    found = []
+    for call in asked["calls"]:
+        try:
+            run = prepare(call)
+            found.append(_once(run) if asked.get("once") else _window(run, float(asked["seconds"])))
+        except CannotReplay as error:
+            found.append({"reason": str(error)})
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:  # what torch says of arguments it refuses
+            found.append(
+                {"reason": f"torch refuses the recorded arguments: {str(error).strip().splitlines()[0][:200]}"}
+            )
+        torch.cuda.empty_cache()
+        result.write_text(json.dumps(found), encoding="utf-8")
+
+
+# ----------------------------------------------------------------------------------------------------------- arguments
+
+
+def prepare(call: Mapping[str, Any]) -> Callable[[], object]:
+    """The call with arguments of the recorded sizes, dtypes and strides; raises CannotReplay."""
+    name = str(call["name"])
+    space, _, plain = name.partition("::")
+    if space != "aten" or not hasattr(torch.ops.aten, plain):
+        raise CannotReplay(f"{name} is no operator that torch brings")
+    packet = getattr(torch.ops.aten, plain)
+    reasons = []
+    for overload in packet.overloads():
+        operator = getattr(packet, overload)
+        try:
+            arguments, named = _arguments(operator._schema.arguments, call)
+            with torch.no_grad():
+                operator(*arguments, **named)
+        except (CannotReplay, RuntimeError, TypeError) as error:
+            reasons.append(str(error).strip().splitlines()[0][:200])
+            continue
+        return lambda: operator(*arguments, **named)
+    raise CannotReplay(reasons[0] if reasons else f"{name} has no overload")
+
+
+def _arguments(schema: Sequence[Any], call: Mapping[str, Any]) -> tuple[list[object], dict[str, object]]:
+    """The arguments by position and by name."""
+    shapes, dtypes, strides = call["shapes"], call["dtypes"], call["strides"]
+    concrete = call["concrete"]
+    if len(shapes) > len(schema):
+        raise CannotReplay("no overload takes so many arguments")
+    found: list[object] = []
+    named: dict[str, object] = {}
+    for place, argument in enumerate(schema):
+        if place >= len(shapes):
+            if not argument.has_default_value():
+                raise CannotReplay("no overload takes so few arguments")
+            break
+        text = concrete[place] if place < len(concrete) else ""
+        value = _value(argument, shapes[place], dtypes[place], strides[place] if place < len(strides) else None, text)
+        if argument.kwarg_only:
+            named[argument.name] = value
+        else:
+            found.append(value)
+    return found, named
+
+
+def _value(argument: Any, shape: Sequence[int], dtype: str, strides: Sequence[int] | None, text: str) -> object:
+    kind = str(argument.type)
+    if dtype and "Tensor" in kind and "List" not in kind:
+        return _tensor(shape, dtype, strides)
+    if "Tensor" not in kind:
+        return _constant(kind, text, argument)
+    if not kind.startswith("Optional") or text:
+        raise CannotReplay("lists of tensors are not recorded one by one")
+    return None
+
+
+def _constant(kind: str, text: str, argument: Any) -> object:
+    """A constant argument out of its recorded text; numbers of dtypes, layouts and devices take their default."""
+    if text in ("", "None") or any(word in kind for word in ("Device", "Layout", "Generator", "MemoryFormat")):
+        if argument.has_default_value():
+            return argument.default_value
+        if kind.startswith("Optional"):
+            return None
+        raise CannotReplay("a constant argument was not recorded")
+    if text in ("True", "False"):
+        return text == "True"
+    try:
+        return json.loads(text) if text[0] in "[{" else int(text) if text.lstrip("-").isdigit() else float(text)
+    except ValueError:
+        raise CannotReplay(f"the constant argument {text[:40]!r} cannot be read") from None
+
+
+def _tensor(shape: Sequence[int], dtype: str, strides: Sequence[int] | None) -> torch.Tensor:
+    """Random values, of integers zeros (valid as an index), in the recorded memory layout."""
+    kind = DTYPES.get(dtype)
+    if kind is None:
+        raise CannotReplay(f"dtype {dtype} is not known to this torch")
+    layout = tuple(strides) if strides is not None and len(strides) == len(shape) else None
+    size = 1 + sum((n - 1) * s for n, s in zip(shape, layout, strict=True)) if layout else math.prod(shape)
+    if math.prod(shape) == 0:
+        return torch.empty(tuple(shape), dtype=kind, device="cuda")
+    if kind.is_floating_point:
+        flat = torch.randn(size, device="cuda", dtype=torch.float32 if kind.itemsize < 2 else kind).to(kind)
+    else:
+        flat = torch.zeros(size, device="cuda", dtype=kind)
+    return flat.as_strided(tuple(shape), layout) if layout else flat.reshape(tuple(shape))
+
+
+# ------------------------------------------------------------------------------------------------------------- running
+
+
+def _once(run: Callable[[], object]) -> dict[str, Any]:
+    with torch.no_grad():
+        run()
+        torch.cuda.synchronize()
+        torch.cuda.profiler.start()
+        run()
+        torch.cuda.synchronize()
+        torch.cuda.profiler.stop()
+    return {}
+
+
+def _window(run: Callable[[], object], seconds: float) -> dict[str, Any]:
+    """The stretch of time in which the call ran back to back."""
+    with torch.no_grad():
+        single = _time(run)
+        if single < GRAPH_BELOW_S:
+            run, repeated = _graph(run), REPETITIONS
+            single = _time(run) / repeated
+        else:
+            repeated = 1
+        count = max(1, round(BATCH_S / (single * repeated)))
+        for _ in range(ATTEMPTS):
+            found = _filled(run, count, seconds)
+            if found is not None:
+                return {**found, "time_us": single * 1e6}
+    raise CannotReplay("the queue ran dry: the host launches this call more slowly than the device runs it")
+
+
+def _time(run: Callable[[], object]) -> float:
+    """Seconds of one call on the device."""
+    for _ in range(3):
+        run()
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    for _ in range(5):
+        run()
+    end.record()
+    end.synchronize()
+    return max(float(begin.elapsed_time(end)) / 5e3, 1e-6)
+
+
+def _graph(run: Callable[[], object]) -> Callable[[], object]:
+    """Many repetitions as one device graph, which the host launches in one go."""
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.stream(stream):
+        run()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph, stream=stream):
+        for _ in range(REPETITIONS):
+            run()
+    return graph.replay
+
+
+def _filled(run: Callable[[], object], count: int, seconds: float) -> dict[str, Any] | None:
+    """Keep two batches in the queue; None when both had ended before the next was there."""
+    ends = [_enqueue(run, count), _enqueue(run, count)]
+    start = time.monotonic()
+    begin = start + SETTLE_S
+    while True:
+        while not ends[0].query():
+            time.sleep(BATCH_S / 20)
+        if ends[1].query():
+            torch.cuda.synchronize()
+            return None
+        now = time.monotonic()
+        if now >= begin + seconds:
+            torch.cuda.synchronize()
+            return {"begin_s": begin, "end_s": now}
+        ends = [ends[1], _enqueue(run, count)]
+
+
+def _enqueue(run: Callable[[], object], count: int) -> Any:
+    for _ in range(count):
+        run()
+    end = torch.cuda.Event()
+    end.record()
+    return end
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,225 @@
+"""What the columns of one trace say: every formula asked once, put together as a `FileProfile`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from advisor import calibration
+from advisor.columns.table import KERNEL, Table
+from advisor.hardware import arch_name, identify, reference_peak, sm_limits, unidentified
+from advisor.ingest.recorded import device_of, place
+from advisor.measured import Breakdown, Cost, FileProfile, Gap
+from advisor.metrics import floors as least
+from advisor.metrics.breakdown import breakdown, busiest_device
+from advisor.metrics.fullness import Fullness, fullness
+from advisor.metrics.steps import Steps, find_steps
+from advisor.metrics.totals import totals
+from advisor.model import Hardware, Utilisation
+
+TIME = "median step of the recording, on the device and under the profiler"
+DEFINITION = (
+    "model FLOPs per step (matrix products, convolutions, attention and recurrent layers by their recorded shapes, "
+    "attention backward as twice its forward, recomputation not counted, causal attention not halved) / ({time} x "
+    "{peak})"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """The device of a trace: `hardware` has no figures where it is not known, `reason` says why; `peak` is the one MFU
+    divides by, in FLOP/s, with its source."""
+
+    name: str | None
+    hardware: Hardware
+    reason: str | None
+    peak: tuple[float, str] | None
+    arch: str | None
+
+
+def machine_of(table: Table, peak_flops: float | None, measured: Path | None) -> Machine:
+    """The device that ran most of a trace; `peak_flops` overrides its peak, `measured` is the file of calibrations."""
+    device = device_of(table.head, busiest_device(table) if len(table.activities) else None)
+    major, minor = device.compute or (None, None)
+    known = identify(device.name, device.sm_count, major, minor, device.memory_bytes)
+    base = known or Hardware(
+        name=device.name or "unknown device",
+        kind="cuda",
+        sm_count=device.sm_count,
+        arch=arch_name(major, minor, device.warp_size),
+    )
+    hardware = calibration.measured(measured, base) if measured is not None else base
+    peak = (peak_flops, "given with --peak") if peak_flops else reference_peak(hardware)
+    return Machine(
+        name=device.name or None,
+        hardware=hardware,
+        reason=None if known else unidentified(device.name, device.sm_count, major, minor, device.memory_bytes),
+        peak=peak or calibration.reference(hardware),
+        arch=hardware.arch,
+    )
+
+
+def profile_of(path: Path, table: Table, machine: Machine) -> FileProfile:
+    """Everything one trace says of itself; what it does not support is a gap."""
+    links = least.link(table)
+    steps = find_steps(table, links.call)
+    kinds = least.kinds(table)
+    calls = least.rows(table, links, kinds)
+    chosen = (steps.activity >= 0) if len(steps) else np.ones(len(table.activities), dtype=bool)
+    found = least.floors(table, links, kinds, calls, machine.hardware, chosen)
+    full = fullness(table, sm_limits(machine.arch), machine.hardware.sm_count)
+    count = max(1, len(steps))
+    costs = [
+        cost
+        for grouping in least.groupings(table, links, kinds, found)
+        for cost in least.costs(table, grouping, found, chosen, count, {"occupancy": full.achieved})
+    ]
+    use, gaps = utilisation(found, steps, machine)
+    parts = breakdown(table, links.call, steps.windows if len(steps) else None)
+    return replace(
+        sums(path, table, machine),
+        mfu=use.mfu,
+        mfu_causal=use.mfu_causal,
+        mfu_own_peak=use.mfu_own_peak,
+        hfu=use.hfu,
+        without_launch=int((links.call < 0).sum()),
+        steps_from=steps.source,
+        device_step_us=steps.median_us,
+        utilisation=replace(use, busy=_busy(parts)),
+        breakdown=per_step(parts, count),
+        occupancy=full.mean,
+        tensor_time=tensor_time(table, found, chosen),
+        recoverable_us=recoverable(costs),
+        costs=tuple(limited(costs, table, full)),
+        gaps=gaps,
+    )
+
+
+def sums(path: Path, table: Table, machine: Machine) -> FileProfile:
+    """The plain sums, whatever else can be said."""
+    found, where = totals(table), place(table.head)
+    return FileProfile(
+        path=str(path),
+        status="partial" if table.lost or table.skipped else "ok",
+        reason=_loss(table),
+        events=table.events,
+        device=machine.name,
+        rank=where.rank,
+        world_size=where.world_size,
+        kernels=found.kernels,
+        kernel_us=found.kernel_us,
+        busy_us=found.busy_us,
+        span_us=found.span_us,
+        steps=found.steps,
+        step_mean_us=found.step_mean_us,
+        nccl_kernels=found.nccl_kernels,
+        exposed_comm_us=found.exposed_comm_us,
+        memcpys=found.memcpys,
+        memsets=found.memsets,
+        nccl_us=found.nccl_us,
+        kernels_busy_us=found.kernels_busy_us,
+        busy_in_steps=found.busy_in_steps,
+        kernels_busy_in_steps=found.kernels_busy_in_steps,
+    )
+
+
+def _loss(table: Table) -> str | None:
+    parts = list(table.lost)
+    if table.skipped:
+        parts.append(f"{table.skipped} {'event' if table.skipped == 1 else 'events'} could not be read")
+    return f"{'; '.join(parts)}; what is whole was read" if parts else None
+
+
+def _busy(parts: Breakdown | None) -> float | None:
+    return None if parts is None or parts.length_us <= 0 else 1 - parts.idle_us / parts.length_us
+
+
+def per_step(parts: Breakdown | None, steps: int) -> Breakdown | None:
+    """A breakdown divided by the number of steps it covers."""
+    if parts is None:
+        return None
+    return Breakdown(
+        length_us=parts.length_us / steps,
+        compute_us=parts.compute_us / steps,
+        exposed_comm_us=parts.exposed_comm_us / steps,
+        exposed_copy_us=parts.exposed_copy_us / steps,
+        idle_us=parts.idle_us / steps,
+        idle_by_cause_us={cause: time / steps for cause, time in parts.idle_by_cause_us.items()},
+    )
+
+
+def utilisation(found: least.Floors, steps: Steps, machine: Machine) -> tuple[Utilisation, tuple[Gap, ...]]:
+    """The shares of the peak a step reaches, and why those that are missing are.
+
+    The time of a step comes from a recording under the profiler: the figures are at most a little low.
+    """
+    flops = sum(found.model.values())
+    if not flops:
+        why = "no matrix product, convolution or attention of a step has recorded shapes"
+        return Utilisation(), (Gap(what="MFU", why=why, collect="torch.profiler.profile(record_shapes=True, ...)"),)
+    if steps.median_us is None:
+        why = "the recording has no steps that can be told apart"
+        return Utilisation(), (Gap(what="MFU", why=why, collect="call profiler.step() at the end of each step"),)
+    seconds = steps.median_us / 1e6
+    per_step_flops = flops / len(steps)
+    peak, source = machine.peak if machine.peak is not None else (None, None)
+    peaks = machine.hardware.peak_flops
+    known = all(dtype in peaks for dtype in found.model)
+    ideal = sum(count / peaks[dtype] for dtype, count in found.model.items()) / len(steps) if known else None
+
+    def share(count: float | None) -> float | None:
+        return count / len(steps) / seconds / peak if count is not None and peak else None
+
+    gaps: tuple[Gap, ...] = ()
+    if peak is None:
+        why = machine.reason or f"the dense peak of {machine.hardware.name} is not known"
+        gaps = (Gap(what="MFU", why=why, collect="advisor doctor --calibrate on that machine, or --peak FLOP/S here"),)
+    main = max(found.model, key=lambda dtype: found.model[dtype])
+    reached = machine.hardware.measured_flops.get(main)
+    return Utilisation(
+        model_flops_per_step=per_step_flops,
+        achieved_flops=per_step_flops / seconds,
+        mfu=share(flops),
+        mfu_own_peak=ideal / seconds if ideal is not None else None,
+        mfu_causal=share(found.causal),
+        hfu=share(found.executed),
+        of_measured=per_step_flops / seconds / reached if reached else None,
+        peak_flops=peak,
+        peak_source=source,
+        definition=DEFINITION.format(time=TIME, peak=source or "a peak that is not known"),
+    ), gaps
+
+
+def tensor_time(table: Table, found: least.Floors, chosen: least.Flags) -> dict[str, float]:
+    """Shares of the kernel time in kernels that use matrix units, that do not, and of which it is not known."""
+    kernel = (table.activities.kind == KERNEL) & chosen
+    total = float(table.activities.duration[kernel].sum())
+    if total <= 0:
+        return {}
+    return {
+        name: float(table.activities.duration[kernel & (found.tensor == value)].sum()) / total
+        for name, value in (("yes", 1), ("no", 0), ("unknown", -1))
+    }
+
+
+def recoverable(costs: Sequence[Cost]) -> float | None:
+    """Time per step above the floors of the operators, None where no operator has one."""
+    known = [cost.recoverable_us for cost in costs if cost.kind == "family" and cost.recoverable_us is not None]
+    return sum(known) if known else None
+
+
+def limited(costs: Sequence[Cost], table: Table, full: Fullness) -> list[Cost]:
+    """Kernels with what limits the occupancy of the launch that took longest."""
+    rows = table.activities
+    longest: dict[str, int] = {}
+    order = np.argsort(rows.duration, kind="stable")
+    numbers = dict(zip(rows.name[order].tolist(), order.tolist(), strict=True))
+    for number, row in numbers.items():
+        longest[table.names[number]] = row
+    return [
+        replace(cost, limiter=full.launches.limiter_name(longest[cost.name])) if cost.kind == "kernel" else cost
+        for cost in costs
+    ]

@@ -1,0 +1,81 @@
+"""How full the launches of a trace leave the device: occupancy, waves and SM efficiency, weighted by kernel time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from advisor.columns.table import KERNEL, Floats, Table
+from advisor.hardware import SmLimits
+from advisor.measured import Occupancy
+from advisor.metrics import occupancy as formulas
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fullness:
+    """Occupancy of the whole recording, and the share of the warps each activity's launch can hold (NaN unknown)."""
+
+    mean: Occupancy
+    achieved: Floats
+    launches: formulas.Occupancy
+
+
+def fullness(table: Table, limits: SmLimits | None, sm_count: int | None) -> Fullness:
+    """Occupancy and SM efficiency of all kernels; parts that are not known are None.
+
+    `recorded_percent` weights what the profiler wrote, a 0 included, as its own tools do.
+    """
+    rows = table.activities
+    grid = rows.grid_x.astype(np.float64) * rows.grid_y * rows.grid_z
+    block = rows.block_x.astype(np.float64) * rows.block_y * rows.block_z
+    named = (rows.grid_x > 0) & (rows.block_x > 0)
+    found = formulas.occupancy(
+        blocks=np.where(named, grid, np.nan),
+        threads=np.where(named, block, np.nan),
+        registers=np.where(rows.registers > 0, rows.registers, np.nan).astype(np.float64),
+        shared_bytes=np.where(rows.shared >= 0, rows.shared, np.nan).astype(np.float64),
+        limits=limits,
+        sm_count=sm_count,
+    )
+    kernel = rows.kind == KERNEL
+    weight = np.where(kernel, rows.duration, 0.0)
+    known = kernel & ~np.isnan(found.achieved)
+    total = float(weight.sum())
+    blocks = np.where(np.isnan(rows.blocks_per_sm), found.blocks_per_sm, rows.blocks_per_sm)
+    share = float(weight[known].sum()) / total if total > 0 else None
+    achieved = _mean(found.achieved, weight)
+    return Fullness(
+        mean=Occupancy(
+            recorded_percent=_mean(rows.occupancy, weight),
+            percent=None if achieved is None else 100 * achieved,
+            known=share,
+            sm_efficiency=_mean(np.minimum(blocks, 1.0), weight),
+            wave_efficiency=_mean(found.wave_efficiency, weight),
+            limiters=_limiters(found, weight, known),
+        ),
+        achieved=np.where(known, found.achieved, np.nan),
+        launches=found,
+    )
+
+
+def _mean(values: Floats, weight: Floats) -> float | None:
+    known = ~np.isnan(values) & (weight > 0)
+    total = float(weight[known].sum())
+    return float((values[known] * weight[known]).sum()) / total if total > 0 else None
+
+
+def _limiters(found: formulas.Occupancy, weight: Floats, known: npt.NDArray[np.bool_]) -> dict[str, float]:
+    """Shares of the kernel time by what limits its occupancy, largest first."""
+    total = float(weight[known].sum())
+    if total <= 0:
+        return {}
+    codes = found.limiter[known].astype(np.int64)
+    _, first, place = np.unique(codes, return_index=True, return_inverse=True)
+    times = np.bincount(place, weights=weight[known])
+    rows = np.flatnonzero(known)[first]
+    shares = {
+        found.limiter_name(int(row)) or "unknown": float(time) / total for row, time in zip(rows, times, strict=True)
+    }
+    return dict(sorted(shares.items(), key=lambda item: (-item[1], item[0])))
