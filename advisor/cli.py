@@ -72,6 +72,8 @@ def cli() -> None:
 @click.option("--python", metavar="PATH", help="Interpreter that runs the script.")
 @click.option("--seed", type=int, help="Seed set before the script starts.")
 @click.option("--baselines/--no-baselines", default=None, help="Measure what one line would have bought as well.")
+@click.option("--ncu/--no-ncu", default=None, help="Counters of the kernels that matter, by Nsight Compute.")
+@click.option("--replay/--no-replay", default=None, help="Counters of the operators that matter, each replayed alone.")
 @click.option("--resume", metavar="RUN", help="Go on with an interrupted run.")
 @click.option("--apply", "apply_patch", is_flag=True, help="Apply the patch when it is proven.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON on standard output.")

@@ -29,7 +29,8 @@ class Config:
     the named rules, `ignore` drops some. `out` is where runs are written. `peak_flops` is the device's dense peak in
     FLOP/s where the table does not know it. `trajectory_steps` is the length of the compared loss curves, `min_quads`
     the least number of A B B A quads behind a verdict. `python` is the interpreter of the user's script. `baselines`
-    asks for the one-line variants beside the patch.
+    asks for the one-line variants beside the patch. `ncu` asks for the counters of the kernels with most recoverable
+    time by Nsight Compute, `replay` for those of the operators, each replayed alone.
     """
 
     steps: int = 8
@@ -48,6 +49,8 @@ class Config:
     seed: int = 0
     python: str | None = None
     baselines: bool = True
+    ncu: bool = False
+    replay: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +87,7 @@ _ALLOW = _Kind(
     lambda value: _is_texts(value) and all(item in _LEVELS for item in value),
     tuple,
 )
+_FLAG = _Kind("true or false", lambda value: isinstance(value, bool))
 _KINDS: Mapping[str, _Kind] = {
     "steps": _whole(1),
     "profile_steps": _whole(1),
@@ -100,7 +104,9 @@ _KINDS: Mapping[str, _Kind] = {
     "min_quads": _whole(1),
     "seed": _whole(0),
     "python": _TEXT,
-    "baselines": _Kind("true or false", lambda value: isinstance(value, bool)),
+    "baselines": _FLAG,
+    "ncu": _FLAG,
+    "replay": _FLAG,
 }
 
 

@@ -16,11 +16,16 @@ SCHEMA = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gap:
-    """Something the data does not support: what cannot be said, why, and what to collect for it."""
+    """Something the data does not support: what cannot be said, why, and what to collect for it.
+
+    `why` is a clause that can follow "because", `collect` names or asks for the data, with the command or argument.
+    `qualifies` is True where `what` is said all the same and `why` is to be kept in mind.
+    """
 
     what: str
     why: str
     collect: str
+    qualifies: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +78,8 @@ class Cost:
     tensor_cores: bool | None = None
     occupancy_percent: float | None = None
     limiter: str | None = None
-    shapes: str | None = None
+    shapes: str | None = None  # of an operator's inputs, with the dtype of its arithmetic
+    counters: tuple[Metric, ...] = ()  # of Nsight Compute, or of the call replayed alone
 
     @property
     def recoverable_us(self) -> float | None:

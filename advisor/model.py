@@ -90,6 +90,20 @@ class Metric:
     source: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SingleCounters:
+    """Device counters of one kernel in the run (`kind` kernel, by Nsight Compute) or of one operator call replayed
+    alone (`kind` operator, by GPM); `time_us` is its time per step in the trace. Where there are none, `reason` says
+    why.
+    """
+
+    kind: str
+    name: str
+    time_us: float | None = None
+    counters: tuple[Metric, ...] = ()
+    reason: str | None = None
+
+
 # ------------------------------------------------------------------------------------------------------------- profile
 
 
@@ -646,3 +660,4 @@ class Report:
     linked_share: float | None
     missing: Mapping[str, str]
     rule_errors: tuple[str, ...] = ()
+    single_counters: tuple[SingleCounters, ...] = ()

@@ -32,6 +32,7 @@ def optimize(request: Request, progress: Progress) -> Result:
         recorded = stages.ingest(job)
     with progress.stage("analyze"):
         profile = stages.analyse(job, recorded)
+        singles = stages.count_singly(job)
     with progress.stage("match"):
         matched = stages.find(job, profile)
     with progress.stage("plan"):
@@ -41,5 +42,5 @@ def optimize(request: Request, progress: Progress) -> Result:
     with progress.stage("verify"):
         verdict = stages.verify(job, profile, planned)
     with progress.stage("report"):
-        report, proven, errors = stages.report(job, profile, matched, planned, verdict)
+        report, proven, errors = stages.report(job, profile, matched, planned, verdict, singles)
     return Result(report, job.run.path, job.root, proven, errors)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from advisor import analyze, calibration, match, patch, plan, summary
+from advisor.capture import ncu
 from advisor.capture.counters import Recording, Sampler, summarise, summarise_windows, visible_device
 from advisor.capture.launch import Child
 from advisor.codemod import replacements
+from advisor.columns.table import Table
 from advisor.correlate import Correlation, correlate
 from advisor.errors import ArtifactError, NoStepsError, RuleError, ScriptError
 from advisor.hardware import lookup, reference_peak
@@ -24,7 +27,8 @@ from advisor.ingest.kineto import Trace, read_trace
 from advisor.ingest.probe import DeviceFacts, ProbeFacts, read_probe
 from advisor.job import Job
 from advisor.machine import environment
-from advisor.model import Graph, Hardware, Outcome, Patch, Profile, Report, Safety, Verdict
+from advisor.measured import FileProfile
+from advisor.model import Graph, Hardware, Outcome, Patch, Profile, Report, Safety, SingleCounters, Verdict
 from advisor.rule import Rule
 from advisor.source import Source
 from advisor.verify.lab import ProcessLab, Settings
@@ -255,6 +259,48 @@ def _note_profile(job: Job, profile: Profile) -> None:
     job.progress.note(", ".join(parts))
 
 
+def count_singly(job: Job) -> tuple[SingleCounters, ...]:
+    """Counters of the kernels and operators with most recoverable time, where they were asked for; leaves ncu.csv."""
+    if not (job.config.ncu or job.config.replay) or not job.run.has("trace.json.gz"):
+        return ()
+    from advisor import singles
+
+    table, profile = singles.look(job.run.path / "trace.json.gz")
+    interpreter = job.config.python or sys.executable
+    found: list[SingleCounters] = []
+    if job.config.ncu:
+        job.progress.doing("counting kernels with Nsight Compute")
+        found += _count_kernels(job, table, profile, interpreter)
+    if job.config.replay:
+        job.progress.doing("replaying operators")
+        found += singles.replayed(table, profile, interpreter)
+    job.run.write_json("singles.json", [summary.plain(item) for item in found])
+    return tuple(found)
+
+
+def _count_kernels(job: Job, table: Table, profile: FileProfile, interpreter: str) -> tuple[SingleCounters, ...]:
+    """By calls of the operators that launch them; what these do not launch, a compiler's kernels, in the script."""
+    from advisor import singles
+
+    pages = [job.run.path / "ncu.csv", job.run.path / "ncu_step.csv"]
+    work = job.run.folder("work") / "ncu"
+    names = [cost.name for cost in singles.top(profile, "kernel", singles.KERNELS)]
+    try:
+        calls = singles.launching(table, names)
+        if calls:
+            work.mkdir(parents=True, exist_ok=True)
+            ncu.profile_calls(calls, names, pages[0], work, interpreter=interpreter)
+        found = singles.counted(table, profile, [page for page in pages if page.is_file()])
+        left = [item.name for item in found if item.reason is not None]
+        if left:
+            spec = job.spec(ncu.PLAN, work, warmup=job.config.warmup)
+            ncu.profile_script(spec, left, pages[1], interpreter=interpreter)
+            found = singles.counted(table, profile, [page for page in pages if page.is_file()])
+    finally:
+        shutil.rmtree(work.parent, ignore_errors=True)
+    return found
+
+
 # -------------------------------------------------------------------------------------------------------- match, verify
 
 
@@ -357,7 +403,12 @@ def _batch_divisor(profile: Profile) -> int:
 
 
 def report(
-    job: Job, profile: Profile, matched: Matched, planned: plan.Plan, verdict: Verdict
+    job: Job,
+    profile: Profile,
+    matched: Matched,
+    planned: plan.Plan,
+    verdict: Verdict,
+    singles: tuple[SingleCounters, ...] = (),
 ) -> tuple[Report, Patch, tuple[RuleError, ...]]:
     """Stage 8: the report in all its forms, the proven patch, and the errors of rules on the way."""
     from advisor.reports.html import render_html
@@ -382,7 +433,7 @@ def report(
         seconds=dict(job.progress.seconds),
         errors=errors,
     )
-    found = job.run.redactor.value(summary.report_of(results))
+    found = job.run.redactor.value(replace(summary.report_of(results), single_counters=singles))
     _write_patch(job, proven)
     job.run.write("report.json", render_json(found))
     job.run.write("report.html", render_html(found))

@@ -269,11 +269,13 @@ def ran_in(dtype: str, matrix: int, hardware: Hardware) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grouping:
-    """A way to sum up activities: a number per activity (-1: not in it) and the name of each number."""
+    """A way to sum up activities: a number per activity (-1: not in it), the name of each number, and where names
+    alone do not tell them apart their shapes."""
 
     kind: str
     group: Ints
     names: Sequence[str]
+    shapes: Sequence[str] | None = None
 
 
 def groupings(table: Table, links: Links, found: Kinds, result: Floors) -> tuple[Grouping, ...]:
@@ -282,20 +284,33 @@ def groupings(table: Table, links: Links, found: Kinds, result: Floors) -> tuple
     kind = np.where(unit >= 0, found.of_row[np.maximum(unit, 0)] if len(found.of_row) else -1, -1)
     families = sorted(set(found.family))
     of_family = np.array([families.index(item) for item in found.family] or [0], dtype=np.int64)
-    labels = [_label(name, item) for name, item in zip(found.name, found.inputs, strict=True)]
     modules, names = _modules(table, links, unit)
     return (
         Grouping(kind="kernel", group=table.activities.name.astype(np.int64), names=table.names),
-        Grouping(kind="operator", group=kind, names=labels),
+        _operators(found, kind),
         Grouping(kind="family", group=np.where(kind >= 0, of_family[np.maximum(kind, 0)], -1), names=families),
         Grouping(kind="module", group=modules, names=names),
     )
 
 
-def _label(name: str, inputs: Inputs) -> str:
+def _operators(found: Kinds, kind: Ints) -> Grouping:
+    """Calls of one name with tensors of the same sizes and dtype are one operator, whatever their constants."""
+    pairs = [(name, sizes(item)) for name, item in zip(found.name, found.inputs, strict=True)]
+    distinct = sorted(set(pairs))
+    places = {pair: place for place, pair in enumerate(distinct)}
+    of_kind = np.array([places[pair] for pair in pairs] or [0], dtype=np.int64)
+    return Grouping(
+        kind="operator",
+        group=np.where(kind >= 0, of_kind[np.maximum(kind, 0)], -1),
+        names=[name for name, _ in distinct],
+        shapes=[shown for _, shown in distinct],
+    )
+
+
+def sizes(inputs: Inputs) -> str:
+    """The sizes of the first tensors of a call and the dtype of its arithmetic, to tell calls of one name apart."""
     shown = [f"[{', '.join(map(str, shape))}]" for shape, d in zip(inputs.shapes, inputs.dtypes, strict=False) if d]
-    dtype = _dtype(inputs)
-    return " ".join(part for part in (name, " x ".join(shown[:4]), dtype) if part)
+    return " ".join(part for part in (" x ".join(shown[:4]), _dtype(inputs)) if part)
 
 
 def _modules(table: Table, links: Links, unit: Ints) -> tuple[Ints, list[str]]:
@@ -369,6 +384,7 @@ def costs(
         Cost(
             kind=grouping.kind,
             name=grouping.names[item],
+            shapes=grouping.shapes[item] or None if grouping.shapes is not None else None,
             count=float(count[item]) / steps,
             time_us=float(time[item]) / steps,
             floor_us=float(floor[item]) / steps if some[item] else None,

@@ -1,0 +1,165 @@
+"""Counters of single kernels and operators: which of a trace are worth asking for, and what was measured of them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from advisor.capture.replaying import RecordedCall, replay
+from advisor.columns.inputs import Inputs
+from advisor.columns.table import KERNEL, Table
+from advisor.fileprofile import machine_of, profile_of
+from advisor.ingest.ncu import read_ncu
+from advisor.ingest.ncu_join import TraceKernels, join, metrics_by_row
+from advisor.ingest.reader import read_table
+from advisor.measured import Cost, FileProfile
+from advisor.metrics import floors as least
+from advisor.model import Metric, SingleCounters
+
+KERNELS = 12  # whose counters are asked for
+OPERATORS = 8
+
+
+def look(path: Path) -> tuple[Table, FileProfile]:
+    """A trace and what it says."""
+    table = read_table(path)
+    return table, profile_of(path, table, machine_of(table, None, None))
+
+
+def top(profile: FileProfile, kind: str, count: int) -> tuple[Cost, ...]:
+    """The costs of a kind with most recoverable time, then most time."""
+    chosen = [cost for cost in profile.costs if cost.kind == kind]
+    return tuple(sorted(chosen, key=lambda cost: (-(cost.recoverable_us or 0.0), -cost.time_us, cost.name))[:count])
+
+
+def _call(name: str, inputs: Inputs) -> RecordedCall | None:
+    """A kind of call as it can be made again; None where a list of tensors hides its sizes."""
+    if any(isinstance(size, tuple) for entry in inputs.shapes for size in entry):
+        return None
+    return RecordedCall(
+        name=name,
+        shapes=_plain(inputs.shapes),
+        dtypes=inputs.dtypes,
+        strides=_plain(inputs.strides),
+        concrete=inputs.concrete,
+    )
+
+
+def recorded_call(table: Table, cost: Cost) -> RecordedCall | None:
+    """The call behind an operator's cost."""
+    kinds = least.kinds(table)
+    for name, inputs in zip(kinds.name, kinds.inputs, strict=True):
+        if name == cost.name and (least.sizes(inputs) or None) == cost.shapes:
+            return _call(name, inputs)
+    return None
+
+
+def launching(table: Table, kernels: Sequence[str]) -> tuple[RecordedCall, ...]:
+    """One call that launches each of some kernels, where an operator did."""
+    kinds, links = least.kinds(table), least.link(table)
+    found: dict[RecordedCall, None] = {}
+    for name in kernels:
+        rows = np.flatnonzero((table.activities.name == table.names.index(name)) & (links.operator >= 0))
+        for operator in links.operator[rows[:1]].tolist():
+            kind = int(kinds.of_row[operator])
+            call = _call(kinds.name[kind], kinds.inputs[kind])
+            if call is not None:
+                found.setdefault(call)
+    return tuple(found)
+
+
+def _plain(entries: Sequence[object]) -> tuple[tuple[int, ...], ...]:
+    return tuple(entry if isinstance(entry, tuple) else () for entry in entries)
+
+
+def replayed(table: Table, profile: FileProfile, interpreter: str = sys.executable) -> tuple[SingleCounters, ...]:
+    """Replay the operators with most recoverable time alone, under the device's counters."""
+    costs = top(profile, "operator", OPERATORS)
+    calls = [(cost, recorded_call(table, cost)) for cost in costs]
+    answers = iter(replay([call for _, call in calls if call is not None], interpreter=interpreter))
+    found = []
+    for cost, call in calls:
+        if call is None:
+            reason = "its inputs are lists of tensors, which are not recorded one by one"
+            found.append(SingleCounters(kind="operator", name=_name(cost), time_us=cost.time_us, reason=reason))
+        else:
+            answer = next(answers)
+            found.append(
+                SingleCounters(
+                    kind="operator",
+                    name=_name(cost),
+                    time_us=cost.time_us,
+                    counters=answer.counters,
+                    reason=answer.reason,
+                )
+            )
+    return tuple(found)
+
+
+def _name(cost: Cost) -> str:
+    return f"{cost.name} {cost.shapes}" if cost.shapes else cost.name
+
+
+def counted(table: Table, profile: FileProfile, pages: Sequence[Path]) -> tuple[SingleCounters, ...]:
+    """What Nsight Compute says of the kernels with most recoverable time: means over the launches that it saw."""
+    names, trace = _launches(table)
+    seen: dict[str, list[tuple[Metric, ...]]] = {}
+    for page in pages:
+        kernels = read_ncu(page)
+        for place, metrics in metrics_by_row(kernels, join(kernels, trace)).items():
+            seen.setdefault(names[place], []).append(metrics)
+    return tuple(
+        SingleCounters(
+            kind="kernel",
+            name=cost.name,
+            time_us=cost.time_us,
+            counters=_means(seen.get(cost.name, [])),
+            reason=None if cost.name in seen else "Nsight Compute saw no launch of it",
+        )
+        for cost in top(profile, "kernel", KERNELS)
+    )
+
+
+def _launches(table: Table) -> tuple[list[str], TraceKernels]:
+    """The kernels of a trace as Nsight Compute's are joined to them."""
+    rows = table.activities
+    chosen = np.flatnonzero(rows.kind == KERNEL)
+    names = table.named(rows.name[chosen])
+    sizes = [
+        [
+            (x, y, z) if x > 0 else None
+            for x, y, z in zip(*(getattr(rows, f"{shape}_{axis}")[chosen].tolist() for axis in "xyz"), strict=True)
+        ]
+        for shape in ("grid", "block")
+    ]
+    return names, TraceKernels(name=names, grid=sizes[0], block=sizes[1])
+
+
+SHOWN = (
+    "sm_active",
+    "achieved_occupancy",
+    "theoretical_occupancy",
+    "tensor_active",
+    "dram_throughput",
+    "sm_throughput",
+)
+
+
+def _means(found: Sequence[tuple[Metric, ...]]) -> tuple[Metric, ...]:
+    values: dict[str, list[Metric]] = {}
+    for metrics in found:
+        for metric in metrics:
+            values.setdefault(metric.name, []).append(metric)
+    return tuple(
+        Metric(
+            name=name,
+            value=sum(metric.value for metric in values[name]) / len(values[name]),
+            unit=values[name][0].unit,
+            source=values[name][0].source,
+        )
+        for name in SHOWN
+        if name in values
+    )
