@@ -12,6 +12,7 @@ from advisor.model import NodeCost, OptimizerUse, Profile, Step, Utilisation
 from advisor.roofline import Machine
 
 COVERAGE = 0.95  # share of device activities whose launch must be recorded
+ARITHMETIC = ("matmul", "convolution", "attention", "recurrent")  # families that FLOPs are counted of
 TEMPLATES = ("triton_tem_", "triton_mm", "triton_bmm", "triton_conv", "triton_flex")  # products a compiler wrote itself
 DEFINITION = (
     "model FLOPs per step (matrix products, convolutions and attention by their recorded shapes, attention backward as"
@@ -179,8 +180,8 @@ def uncounted(trace: Recorded) -> str | None:
     times: dict[str, float] = {}
     for family, row, time_us in trace.units:
         name = trace.operators.name[row] if row >= 0 else ""
-        known = family in ("matmul", "convolution", "attention") and row in trace.work
-        if not known and (family in ("attention", "recurrent", "custom") or name.startswith(TEMPLATES)):
+        known = family in ARITHMETIC and row in trace.work
+        if not known and (family in (*ARITHMETIC, "custom") or name.startswith(TEMPLATES)):
             times[name] = times.get(name, 0.0) + time_us
     total = sum(time_us for _, _, time_us in trace.units)
     named = [name for name in sorted(times, key=lambda name: (-times[name], name)) if times[name] > 0.01 * total]

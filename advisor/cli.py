@@ -179,14 +179,13 @@ def analyze(
     of Nsight Compute, dcgm-exporter, dcgmi dmon or nvidia-smi of the same run.
     """
     from advisor.calibration import default_path
-    from advisor.ingest.store import default_folder
     from advisor.reports.survey_html import render_html
     from advisor.reports.survey_json import render_json
     from advisor.reports.survey_terminal import render_terminal
-    from advisor.survey import Options, survey
+    from advisor.survey import Options, cache_folder, survey
 
     options = Options(
-        store=default_folder() if cache else None,
+        store=cache_folder() if cache else None,
         workers=workers,
         peak_flops=peak,
         calibration=default_path(),

@@ -66,7 +66,7 @@ def profile_of(path: Path, table: Table, machine: Machine) -> FileProfile:
     """Everything one trace says of itself; what it does not support is a gap."""
     links = least.link(table)
     steps = find_steps(table, links.call)
-    kinds = least.kinds(table)
+    kinds = least.kinds(table, links)
     calls = least.rows(table, links, kinds)
     chosen = (steps.activity >= 0) if len(steps) else np.ones(len(table.activities), dtype=bool)
     found = least.floors(table, links, kinds, calls, machine.hardware, chosen)
@@ -163,6 +163,9 @@ def utilisation(found: least.Floors, steps: Steps, machine: Machine) -> tuple[Ut
     if steps.median_us is None:
         why = "the recording has no steps that can be told apart"
         return Utilisation(), (Gap(what="MFU", why=why, collect="call profiler.step() at the end of each step"),)
+    covered, share_of = uncounted(found)
+    if share_of > TOO_MUCH:
+        return Utilisation(), (Gap(what="MFU", why=covered, collect=UNCOUNTED),)
     seconds = steps.median_us / 1e6
     per_step_flops = flops / len(steps)
     peak, source = machine.peak if machine.peak is not None else (None, None)
@@ -174,9 +177,11 @@ def utilisation(found: least.Floors, steps: Steps, machine: Machine) -> tuple[Ut
         return count / len(steps) / seconds / peak if count is not None and peak else None
 
     gaps: tuple[Gap, ...] = ()
+    if share_of > 0.01:
+        gaps = (Gap(what="all of MFU", why=f"{covered}: MFU is a lower bound", collect=UNCOUNTED),)
     if peak is None:
         why = machine.reason or f"the dense peak of {machine.hardware.name} is not known"
-        gaps = (Gap(what="MFU", why=why, collect="advisor doctor --calibrate on that machine, or --peak FLOP/S here"),)
+        gaps += (Gap(what="MFU", why=why, collect="advisor doctor --calibrate on that machine, or --peak FLOP/S here"),)
     main = max(found.model, key=lambda dtype: found.model[dtype])
     reached = machine.hardware.measured_flops.get(main)
     return Utilisation(
@@ -191,6 +196,19 @@ def utilisation(found: least.Floors, steps: Steps, machine: Machine) -> tuple[Ut
         peak_source=source,
         definition=DEFINITION.format(time=TIME, peak=source or "a peak that is not known"),
     ), gaps
+
+
+TOO_MUCH = 0.2  # of the kernel time in calls whose arithmetic is not counted: the share of the peak says nothing
+UNCOUNTED = "a recent torch with record_shapes=True; arithmetic of custom operators cannot be counted"
+
+
+def uncounted(found: least.Floors) -> tuple[str, float]:
+    """Which calls do arithmetic that is not counted, and their share of the time of all calls in the steps."""
+    total = found.unit_us
+    share = sum(found.uncounted.values()) / total if total > 0 else 0.0
+    names = list(found.uncounted)
+    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return f"the arithmetic of {shown} ({share:.0%} of the kernel time) is not counted", share
 
 
 def tensor_time(table: Table, found: least.Floors, chosen: least.Flags) -> dict[str, float]:

@@ -21,7 +21,7 @@ STATES = {"Adam": 2, "AdamW": 2, "NAdam": 2, "RAdam": 2, "Adamax": 2, "Adagrad":
 
 
 class Arithmetic(Protocol):
-    """Operations of one call: needed by the maths, run by the call, needed with causal attention halved."""
+    """Operations of one call: needed by the maths, run by the call, with causal attention halved, in a floor."""
 
     @property
     def family(self) -> str: ...
@@ -31,6 +31,8 @@ class Arithmetic(Protocol):
     def executed(self) -> float: ...
     @property
     def causal(self) -> float | None: ...
+    @property
+    def least(self) -> float: ...
 
 
 class OptimizerTimes(Protocol):
@@ -75,7 +77,7 @@ class Machine:
         cuda = self.hardware.kind == "cuda"
         self._tf32 = {
             "matmul": cuda and flags.get("matmul_precision", "highest") != "highest",
-            "convolution": cuda and bool(flags.get("cudnn_tf32", True)),  # torch's own defaults
+            **dict.fromkeys(("convolution", "recurrent"), cuda and bool(flags.get("cudnn_tf32", True))),
         }
 
     def ran_in(self, dtype: str, family: str) -> str:
@@ -188,7 +190,7 @@ def _owned(trace: Recorded, machine: Machine, operator_cost: Sequence[int]) -> d
         if row in trace.work:
             flops = owned.setdefault(operator_cost[row], _Own({}, set())).flops
             dtype = dtype_of(trace, row, machine)
-            flops[dtype] = flops.get(dtype, 0.0) + trace.work[row].model
+            flops[dtype] = flops.get(dtype, 0.0) + trace.work[row].least
     return owned
 
 
@@ -240,10 +242,11 @@ class _Sum:
     memory: float = 0.0
     known: bool = False
 
-    def add(self, compute_us: float | None, memory_us: float | None) -> None:
-        """Add the floor of one part; a part without one adds nothing, the sum is still a lower bound."""
+    def add(self, compute_us: float | None, memory_us: float | None, without_us: float = 0.0) -> None:
+        """Add the floor of one part; a part without one counts as fully used and adds the time that it took."""
         floor = roofline(compute_us, memory_us)
         if floor is None:
+            self.floor += without_us
             return
         self.known = True
         self.floor += floor.time_us
@@ -291,14 +294,19 @@ def _family_regions(
         total.measured += time_us * pace
         work = trace.work.get(row)
         if row < 0 or family in NO_FLOOR or (work is None and row not in moving):
+            total.add(None, None, time_us * pace)
             continue
-        flops = {dtype_of(trace, row, machine): work.model} if work else None
+        flops = {dtype_of(trace, row, machine): work.least} if work else None
         traffic = trace.least_bytes[row]
-        total.add(machine.compute_us(flops) if flops else None, None if traffic is None else machine.memory_us(traffic))
+        compute, memory = machine.compute_us(flops) if flops else None, None
+        if traffic is not None:
+            memory = machine.memory_us(traffic)
+        total.add(compute, memory, time_us * pace)
     if "optimizer" in sums:
         if not len(trace.kernels):  # on a CPU the host's work between the operators counts, too
             sums["optimizer"].measured = sum(trace.timeline.optimizer_us.values()) * steps * pace
         traffic = optimizer_bytes(profile.optimizers)
+        sums["optimizer"].floor = 0.0
         sums["optimizer"].add(None, None if traffic is None else machine.memory_us(traffic * steps))
     least = 1e-3 * sum(item.measured for item in sums.values())
     ordered = sorted(sums.items(), key=lambda item: (-item[1].measured, item[0]))

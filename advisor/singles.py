@@ -50,7 +50,7 @@ def _call(name: str, inputs: Inputs) -> RecordedCall | None:
 
 def recorded_call(table: Table, cost: Cost) -> RecordedCall | None:
     """The call behind an operator's cost."""
-    kinds = least.kinds(table)
+    kinds = least.kinds(table, least.link(table))
     for name, inputs in zip(kinds.name, kinds.inputs, strict=True):
         if name == cost.name and (least.sizes(inputs) or None) == cost.shapes:
             return _call(name, inputs)
@@ -59,7 +59,8 @@ def recorded_call(table: Table, cost: Cost) -> RecordedCall | None:
 
 def launching(table: Table, kernels: Sequence[str]) -> tuple[RecordedCall, ...]:
     """One call that launches each of some kernels, where an operator did."""
-    kinds, links = least.kinds(table), least.link(table)
+    links = least.link(table)
+    kinds = least.kinds(table, links)
     found: dict[RecordedCall, None] = {}
     for name in kernels:
         rows = np.flatnonzero((table.activities.name == table.names.index(name)) & (links.operator >= 0))

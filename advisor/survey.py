@@ -15,7 +15,10 @@ from advisor.fileprofile import machine_of, profile_of
 from advisor.helpers import received, share
 from advisor.ingest.reader import cores, read_table
 from advisor.ingest.store import KEEP_FROM_BYTES, Store
+from advisor.ingest.store import default_folder as cache_folder
 from advisor.measured import FileProfile, Survey
+
+__all__ = ["Options", "analyze_file", "cache_folder", "survey"]
 
 MODULE = "advisor.survey"
 SUFFIXES = (".json", ".json.gz")

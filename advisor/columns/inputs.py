@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -27,6 +28,14 @@ DTYPES = {
     "signed char": "int8",
     "unsigned char": "uint8",
     "bool": "bool",
+    "unsigned long": "uint64",
+    "unsigned int": "uint32",
+    "unsigned short": "uint16",
+    "c10::Float8_e4m3fnuz": "float8_e4m3fnuz",
+    "c10::Float8_e5m2fnuz": "float8_e5m2fnuz",
+    "c10::Float8_e8m0fnu": "float8_e8m0fnu",
+    "c10::Float4_e2m1fn_x2": "float4_e2m1fn_x2",
+    "c10::complex<c10::Half>": "complex32",
     "c10::complex<float>": "complex64",
     "c10::complex<double>": "complex128",
 }
@@ -47,16 +56,20 @@ class Inputs:
 def inputs_of(signature: Signature) -> Inputs:
     """Read what one kind of call recorded; what is not as Kineto writes it counts as not recorded."""
     return Inputs(
-        shapes=tuple(_entry(item) for item in _items(signature.dims)),
+        shapes=tuple(_entry(item, math.prod) for item in _items(signature.dims)),
         dtypes=tuple(DTYPES.get(str(item), "") for item in _items(signature.types)),
-        strides=tuple(_entry(item) for item in _items(signature.strides)),
+        strides=tuple(_entry(item, _largest) for item in _items(signature.strides)),
         concrete=tuple(str(item) for item in _items(signature.concrete)),
     )
 
 
-def _entry(item: object) -> Entry:
-    sizes = _sizes(item)
-    return sizes if sizes is not None else _list(item)
+def _entry(item: object, extent: Callable[[Sizes], int]) -> Entry:
+    sizes = _sizes(item, extent)
+    return sizes if sizes is not None else _list(item, extent)
+
+
+def _largest(strides: Sizes) -> int:
+    return max(strides, default=0)
 
 
 def _items(text: bytes) -> list[object]:
@@ -68,15 +81,16 @@ def _items(text: bytes) -> list[object]:
         return []
 
 
-def _sizes(item: object) -> Sizes | None:
-    if isinstance(item, list) and all(isinstance(size, int) and not isinstance(size, bool) for size in item):
-        sizes = tuple(item)
-        return sizes if math.prod(sizes) < 1 << 62 else None
-    return None
+def _sizes(item: object, extent: Callable[[Sizes], int]) -> Sizes | None:
+    """The numbers of one tensor, None where they are none or their extent is more than any memory holds."""
+    if not isinstance(item, list):
+        return None
+    sizes = tuple(size for size in item if isinstance(size, int) and not isinstance(size, bool) and size >= 0)
+    return sizes if len(sizes) == len(item) and extent(sizes) < 1 << 62 else None
 
 
-def _list(item: object) -> tuple[Sizes, ...]:
-    if not isinstance(item, list) or not item or not all(isinstance(part, list) for part in item):
+def _list(item: object, extent: Callable[[Sizes], int]) -> tuple[Sizes, ...]:
+    if not isinstance(item, list):
         return ()
-    shapes = [_sizes(part) for part in item]
-    return tuple(shape for shape in shapes if shape is not None) if None not in shapes else ()
+    found = [_sizes(part, extent) for part in item]
+    return tuple(sizes for sizes in found if sizes is not None) if None not in found else ()

@@ -18,6 +18,7 @@ from advisor.ingest.reader import read_table
 from advisor.ingest.recorded import devices
 from advisor.ingest.trace import Launch, Range, StepRange, Trace, assemble
 from advisor.model import Kernels, Operators
+from advisor.operators.traffic import reads_constants
 
 __all__ = ["Trace", "read_trace"]
 
@@ -125,11 +126,7 @@ def _operators(
         dtypes=tuple(inputs[number].dtypes for number in signature),
     )
     concrete = {row: inputs[number].concrete for row, number in enumerate(signature) if inputs[number].concrete}
-    return operators, {row: texts for row, texts in concrete.items() if _wants_concrete(operators.name[row])}
-
-
-def _wants_concrete(name: str) -> bool:
-    return "convolution" in name or "attention" in name
+    return operators, {row: texts for row, texts in concrete.items() if reads_constants(operators.name[row])}
 
 
 def _launches(table: Table) -> dict[int, Launch]:

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from advisor.ingest.arithmetic import Work, count_work
 from advisor.ingest.phases import kernel_phases, operator_phases
 from advisor.ingest.steps import Rows, Timeline, measure
-from advisor.ingest.traffic import families, traffic
 from advisor.ingest.units import Unit, counted_rows, cut, working_rows
 from advisor.model import Kernels, Operators
+from advisor.operators.arithmetic import Work, count_work
+from advisor.operators.traffic import families, traffic
 
 
 class Range(NamedTuple):
@@ -98,7 +98,7 @@ def assemble(
         outermost=_outermost(operators),
         work=work,
         family=kinds,
-        least_bytes=traffic(operators, kinds),
+        least_bytes=traffic(operators, kinds, concrete),
         working=working_rows(operators, kernels, kinds, work),
         units=cut(operators, kernels, phases, of_kernels, kinds, counted),
         timeline=measure(Rows(operators, kernels, ranges, launches, steps, phases, of_kernels)),

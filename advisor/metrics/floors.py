@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,12 +17,14 @@ import numpy.typing as npt
 from advisor.columns import joins
 from advisor.columns.inputs import Inputs, inputs_of
 from advisor.columns.table import KERNEL, MODULE, Floats, Ints, Table
-from advisor.ingest.arithmetic import COMPOSITES, Work, work_of
-from advisor.ingest.traffic import family, least_bytes, reads_constants
 from advisor.measured import Cost
 from advisor.metrics.tensorcores import tensor_use
 from advisor.metrics.totals import communicates
 from advisor.model import Hardware
+from advisor.operators.arithmetic import COMPOSITES, Work, work_of
+from advisor.operators.calls import is_list
+from advisor.operators.lists import with_list_dtype
+from advisor.operators.traffic import family, least_bytes, reads_constants
 
 Flags = npt.NDArray[np.bool_]
 SHOWN = 40  # costs of each kind that are kept, largest recoverable time first
@@ -58,7 +61,7 @@ class Kinds:
     least_bytes: Floats  # NaN where unknown
 
 
-def kinds(table: Table) -> Kinds:
+def kinds(table: Table, links: Links) -> Kinds:
     """Count each distinct call once, however often it was made."""
     rows = table.operators
     codes = rows.name.astype(np.int64) * max(1, len(table.signatures)) + rows.signature
@@ -66,6 +69,10 @@ def kinds(table: Table) -> Kinds:
     known = [inputs_of(signature) for signature in table.signatures]
     names = [table.names[code // max(1, len(table.signatures))] for code in distinct.tolist()]
     inputs = [known[code % max(1, len(table.signatures))] for code in distinct.tolist()]
+    for place, kernel in _first_kernels(table, links, of_row).items():
+        if any(is_list(entry) for entry in inputs[place].shapes):
+            dtypes = with_list_dtype(inputs[place].shapes, inputs[place].dtypes, kernel)
+            inputs[place] = replace(inputs[place], dtypes=dtypes)
     families = [family(name) for name in names]
     works, traffic = [], []
     for name, kind, item in zip(names, families, inputs, strict=True):
@@ -82,6 +89,14 @@ def kinds(table: Table) -> Kinds:
         dtype=tuple(_dtype(item) for item in inputs),
         least_bytes=np.array(traffic, dtype=np.float64),
     )
+
+
+def _first_kernels(table: Table, links: Links, of_row: Ints) -> dict[int, str]:
+    """A kernel that each kind of call launched."""
+    launched = np.flatnonzero((links.operator >= 0) & (table.activities.kind == KERNEL))
+    found, first = np.unique(of_row[links.operator[launched]], return_index=True)
+    names = table.activities.name[launched[first]].tolist()
+    return {place: table.names[name] for place, name in zip(found.tolist(), names, strict=True)}
 
 
 def _dtype(inputs: Inputs) -> str:
@@ -154,7 +169,8 @@ class Floors:
 
     Per activity: `unit` is the operator row it belongs to (the one whose arithmetic counts, else the innermost; -1
     without one), `floor_us` its share of that call's floor by time (NaN unknown), `compute` whether arithmetic sets it.
-    Per unit: FLOPs by dtype are summed in `model`, `causal` and `executed`; `causal` is None where a call does not say.
+    Over all calls: `model` FLOPs by dtype, `causal` (None where a call does not say what it hides) and `executed`;
+    `uncounted` is the time of calls by name whose arithmetic matters and is not known, `unit_us` that of everything.
     """
 
     unit: Ints
@@ -166,6 +182,8 @@ class Floors:
     model: Mapping[str, float]
     causal: float | None
     executed: float
+    uncounted: Mapping[str, float]
+    unit_us: float
 
 
 def floors(table: Table, links: Links, found: Kinds, calls: Rows, hardware: Hardware, chosen: Flags) -> Floors:
@@ -199,7 +217,25 @@ def floors(table: Table, links: Links, found: Kinds, calls: Rows, hardware: Hard
         model=least.model,
         causal=least.causal,
         executed=least.executed,
+        unit_us=float(activities.duration[chosen].sum()),
+        uncounted=_uncounted(found, units, measured, least.flops),
     )
+
+
+ARITHMETIC = frozenset({"matmul", "convolution", "attention", "recurrent", "custom"})
+TEMPLATES = ("triton_tem_", "triton_mm", "triton_bmm", "triton_conv", "triton_flex")  # products a compiler wrote itself
+
+
+def _uncounted(found: Kinds, units: Ints, measured: npt.NDArray[Any], flops: Floats) -> dict[str, float]:
+    """Microseconds by name of calls that compute products, or may, without a count."""
+    times: dict[str, float] = {}
+    for unit, time, counted in zip(units.tolist(), measured.tolist(), flops.tolist(), strict=True):
+        if unit < 0 or not math.isnan(counted):
+            continue
+        kind = int(found.of_row[unit])
+        if found.family[kind] in ARITHMETIC or found.name[kind].startswith(TEMPLATES):
+            times[found.name[kind]] = times.get(found.name[kind], 0.0) + time
+    return dict(sorted(times.items(), key=lambda item: (-item[1], item[0])))
 
 
 def _tensor(table: Table, found: Kinds, unit: Ints, arch: str | None) -> npt.NDArray[np.int8]:
@@ -246,7 +282,7 @@ def _least(table: Table, found: Kinds, calls: Rows, units: Ints, matrix: Ints, h
         flops[place] = work.executed
         rate = hardware.peak_flops.get(dtype)
         if rate:
-            compute[place] = work.executed / rate * 1e6
+            compute[place] = work.least / rate * 1e6
         executed += work.executed
         if not calls.recomputed[row]:
             model[dtype or "unknown"] = model.get(dtype or "unknown", 0.0) + work.model
