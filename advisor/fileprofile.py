@@ -14,8 +14,10 @@ from advisor.hardware import arch_name, identify, reference_peak, sm_limits, uni
 from advisor.ingest.recorded import device_of, place
 from advisor.measured import Breakdown, Cost, FileProfile, Gap
 from advisor.metrics import floors as least
-from advisor.metrics.breakdown import breakdown, busiest_device
+from advisor.metrics.breakdown import busiest_device, phases
 from advisor.metrics.fullness import Fullness, fullness
+from advisor.metrics.gate import CAUSES, DEVICE, FLOPS, IDLE, OPERATORS, PEAK, STEPS, Gate, check
+from advisor.metrics.hostfacts import host_facts
 from advisor.metrics.steps import Steps, find_steps
 from advisor.metrics.totals import totals
 from advisor.model import Hardware, Utilisation
@@ -78,14 +80,18 @@ def profile_of(path: Path, table: Table, machine: Machine) -> FileProfile:
         for cost in least.costs(table, grouping, found, chosen, count, {"occupancy": full.achieved})
     ]
     use, gaps = utilisation(found, steps, machine)
-    parts = breakdown(table, links.call, steps.windows if len(steps) else None)
-    return replace(
+    windows = steps.windows if len(steps) and steps.on_device else None
+    stretches = phases(table, links.call, windows)
+    parts = stretches.total() if stretches is not None else None
+    gate = check(table, links.call, steps, stretches)
+    whole = replace(
         sums(path, table, machine),
         mfu=use.mfu,
         mfu_causal=use.mfu_causal,
         mfu_own_peak=use.mfu_own_peak,
         hfu=use.hfu,
         without_launch=int((links.call < 0).sum()),
+        host=host_facts(table, links.call, links.parent, steps),
         steps_from=steps.source,
         device_step_us=steps.median_us,
         utilisation=replace(use, busy=_busy(parts)),
@@ -94,8 +100,27 @@ def profile_of(path: Path, table: Table, machine: Machine) -> FileProfile:
         tensor_time=tensor_time(table, found, chosen),
         recoverable_us=recoverable(costs),
         costs=tuple(limited(costs, table, full)),
-        gaps=gaps,
+        gaps=(*gate.gaps, *(gap for gap in gaps if PEAK not in gate.blocked)),
     )
+    return allowed(whole, gate)
+
+
+def allowed(profile: FileProfile, gate: Gate) -> FileProfile:
+    """The profile without what the gate does not let it claim; plain sums of what was recorded stay."""
+    blocked = gate.blocked
+    if STEPS in blocked:
+        profile = replace(profile, device_step_us=None)
+    if {DEVICE, IDLE} & blocked.keys():
+        profile = replace(profile, breakdown=None, utilisation=replace(profile.utilisation, busy=None))
+    elif CAUSES in blocked and profile.breakdown is not None:
+        profile = replace(profile, breakdown=replace(profile.breakdown, idle_by_cause_us={}))
+    if OPERATORS in blocked:
+        kernels = tuple(cost for cost in profile.costs if cost.kind == "kernel")
+        profile = replace(profile, costs=kernels, recoverable_us=None)
+    if {PEAK, FLOPS} & blocked.keys():
+        none = Utilisation(busy=profile.utilisation.busy)
+        profile = replace(profile, mfu=None, mfu_causal=None, mfu_own_peak=None, hfu=None, utilisation=none)
+    return profile
 
 
 def sums(path: Path, table: Table, machine: Machine) -> FileProfile:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from advisor.model import Metric, Utilisation
 
 SCHEMA = 1
+ITEM = frozenset({"aten::item", "aten::_local_scalar_dense"})  # read one number from a device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +33,8 @@ class Gap:
 class Breakdown:
     """One stretch of device time, split: compute + exposed communication + exposed copies + idle = length.
 
-    `idle` splits the idle part by what the host did meanwhile (data, sync, launch, communication, other).
+    `idle_by_cause_us` splits the idle part by what the thread that launched the next work did meanwhile: data, sync,
+    launch, communication, other; `queued` is idle although work had been launched, which is not the host's doing.
     """
 
     length_us: float
@@ -41,6 +43,55 @@ class Breakdown:
     exposed_copy_us: float
     idle_us: float
     idle_by_cause_us: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """One kind of wait of the host for the device: the call, the operators around it (outermost first), how often.
+
+    `reads_scalar` says that the wait is for one number on its way to Python (`.item()`, `float(t)`, `if t:`).
+    """
+
+    call: str
+    operators: tuple[str, ...]
+    count: int
+    time_us: float
+
+    @property
+    def reads_scalar(self) -> bool:
+        """Whether one of the operators reads a number."""
+        return not ITEM.isdisjoint(self.operators)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostFacts:
+    """What the host did, over the whole recording unless a field says "steps"; times in microseconds, None if unknown.
+
+    `short_kernels` run for less than 10 us. `without_launch` counts activities whose launch is not recorded, and
+    `spill_over` those of them that were launched before the recording. `sync_calls` counts the synchronising calls by
+    name; `waits` are what holds the host for the device within the steps, blocking copies included, the longest first.
+    `pageable_h2d` counts the copies of pageable memory to the device. `data_us` is the plain sum of the data loader's
+    ranges, `data_share` their share of the host's steps.
+
+    `queue_delay_us` is the median time from the return of a launch to the start of the first activity it launched. A
+    delay of a few microseconds is the latency of a launch into an empty queue. `starved` is the share of the launches
+    that returned when the device had finished all it had been given before: near 1, the host sets the pace.
+    """
+
+    kernels: int
+    short_kernels: int
+    without_launch: int
+    spill_over: int
+    sync_calls: Mapping[str, int] = field(default_factory=dict)
+    sync_us: float = 0.0
+    waits: tuple[Wait, ...] = ()
+    pageable_h2d: int = 0
+    pageable_h2d_us: float = 0.0
+    data_ranges: int = 0
+    data_us: float = 0.0
+    data_share: float | None = None
+    queue_delay_us: float | None = None
+    starved: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +200,8 @@ class FileProfile:
     steps_from: str | None = None  # ProfilerStep, optimizer, device gaps
     device_step_us: float | None = None  # median of the steps as the device saw them
     utilisation: Utilisation = field(default_factory=Utilisation)
-    breakdown: Breakdown | None = None
+    breakdown: Breakdown | None = None  # per step
+    host: HostFacts | None = None
     occupancy: Occupancy = field(default_factory=Occupancy)
     tensor_time: Mapping[str, float] = field(default_factory=dict)  # yes, no, unknown: shares of kernel time
     recoverable_us: float | None = None  # per step

@@ -196,7 +196,8 @@ def floors(table: Table, links: Links, found: Kinds, calls: Rows, hardware: Hard
     unit = np.where(links.operator >= 0, links.operator, -1)
     outer = calls.counted[np.maximum(unit, 0)] if len(calls.counted) else np.full(len(unit), -1)
     unit = np.where((unit >= 0) & (outer >= 0), outer, unit)
-    unit = np.where(chosen & ~communicates(table) & (activities.kind == KERNEL), unit, -1)
+    counts = chosen & ~communicates(table) & (activities.kind == KERNEL)
+    unit = np.where(counts, unit, -1)
     tensor = _tensor(table, found, unit, hardware.arch)
     units, place = np.unique(unit, return_inverse=True)
     measured = np.bincount(place, weights=activities.duration, minlength=len(units))
@@ -218,7 +219,7 @@ def floors(table: Table, links: Links, found: Kinds, calls: Rows, hardware: Hard
         causal=least.causal,
         executed=least.executed,
         unit_us=float(activities.duration[chosen].sum()),
-        uncounted=_uncounted(found, units, measured, least.flops),
+        uncounted=_uncounted(table, found, unit, np.where(counts, least.flops[place], 0.0), tensor),
     )
 
 
@@ -226,15 +227,19 @@ ARITHMETIC = frozenset({"matmul", "convolution", "attention", "recurrent", "cust
 TEMPLATES = ("triton_tem_", "triton_mm", "triton_bmm", "triton_conv", "triton_flex")  # products a compiler wrote itself
 
 
-def _uncounted(found: Kinds, units: Ints, measured: npt.NDArray[Any], flops: Floats) -> dict[str, float]:
-    """Microseconds by name of calls that compute products, or may, without a count."""
+def _uncounted(table: Table, found: Kinds, unit: Ints, flops: Floats, tensor: npt.NDArray[np.int8]) -> dict[str, float]:
+    """Microseconds by name of work that computes products, or may, without a count.
+
+    Matrix units in use tell it of kernels whose operator says nothing, such as a compiler's.
+    """
+    kind = np.where(unit >= 0, found.of_row[np.maximum(unit, 0)] if len(found.of_row) else -1, -1)
+    may = [f in ARITHMETIC or n.startswith(TEMPLATES) for f, n in zip(found.family, found.name, strict=True)]
+    computes = (tensor == 1) | np.array([*may, False], dtype=bool)[kind]
+    rows = np.flatnonzero(np.isnan(flops) & computes)
     times: dict[str, float] = {}
-    for unit, time, counted in zip(units.tolist(), measured.tolist(), flops.tolist(), strict=True):
-        if unit < 0 or not math.isnan(counted):
-            continue
-        kind = int(found.of_row[unit])
-        if found.family[kind] in ARITHMETIC or found.name[kind].startswith(TEMPLATES):
-            times[found.name[kind]] = times.get(found.name[kind], 0.0) + time
+    for row, number in zip(rows.tolist(), kind[rows].tolist(), strict=True):
+        name = found.name[number] if number >= 0 else table.names[table.activities.name[row]]
+        times[name] = times.get(name, 0.0) + float(table.activities.duration[row])
     return dict(sorted(times.items(), key=lambda item: (-item[1], item[0])))
 
 
