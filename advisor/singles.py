@@ -85,13 +85,13 @@ def replayed(table: Table, profile: FileProfile, interpreter: str = sys.executab
     for cost, call in calls:
         if call is None:
             reason = "its inputs are lists of tensors, which are not recorded one by one"
-            found.append(SingleCounters(kind="operator", name=_name(cost), time_us=cost.time_us, reason=reason))
+            found.append(SingleCounters(kind="operator", name=title(cost), time_us=cost.time_us, reason=reason))
         else:
             answer = next(answers)
             found.append(
                 SingleCounters(
                     kind="operator",
-                    name=_name(cost),
+                    name=title(cost),
                     time_us=cost.time_us,
                     counters=answer.counters,
                     reason=answer.reason,
@@ -100,28 +100,35 @@ def replayed(table: Table, profile: FileProfile, interpreter: str = sys.executab
     return tuple(found)
 
 
-def _name(cost: Cost) -> str:
+def title(cost: Cost) -> str:
+    """What a cost is called where one line names it: an operator with its shapes."""
     return f"{cost.name} {cost.shapes}" if cost.shapes else cost.name
 
 
 def counted(table: Table, profile: FileProfile, pages: Sequence[Path]) -> tuple[SingleCounters, ...]:
-    """What Nsight Compute says of the kernels with most recoverable time: means over the launches that it saw."""
+    """What Nsight Compute says of the kernels with most recoverable time."""
+    seen = kernel_counters(table, pages)
+    return tuple(
+        SingleCounters(
+            kind="kernel",
+            name=cost.name,
+            time_us=cost.time_us,
+            counters=seen.get(cost.name, ()),
+            reason=None if cost.name in seen else "Nsight Compute saw no launch of it",
+        )
+        for cost in top(profile, "kernel", KERNELS)
+    )
+
+
+def kernel_counters(table: Table, pages: Sequence[Path]) -> dict[str, tuple[Metric, ...]]:
+    """Counters by the name of a trace's kernel: means over the launches that Nsight Compute saw."""
     names, trace = _launches(table)
     seen: dict[str, list[tuple[Metric, ...]]] = {}
     for page in pages:
         kernels = read_ncu(page)
         for place, metrics in metrics_by_row(kernels, join(kernels, trace)).items():
             seen.setdefault(names[place], []).append(metrics)
-    return tuple(
-        SingleCounters(
-            kind="kernel",
-            name=cost.name,
-            time_us=cost.time_us,
-            counters=_means(seen.get(cost.name, [])),
-            reason=None if cost.name in seen else "Nsight Compute saw no launch of it",
-        )
-        for cost in top(profile, "kernel", KERNELS)
-    )
+    return {name: _means(metrics) for name, metrics in seen.items()}
 
 
 def _launches(table: Table) -> tuple[list[str], TraceKernels]:

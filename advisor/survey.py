@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from advisor.besides import of_run, with_counters
 from advisor.columns.table import Table
 from advisor.errors import AdvisorError, UsageError
 from advisor.fileprofile import machine_of, profile_of
@@ -47,6 +48,8 @@ def survey(paths: Sequence[Path], options: Options, on_file: Callable[[FileProfi
     Raises UsageError for a path that does not exist or a folder without traces.
     """
     files = [file for path in paths for file in _files(path)]
+    if options.counters and len(files) != 1:
+        raise UsageError(f"--counters belong to one recording, {len(files)} are given: analyze that one alone")
     found = []
     for profile in _profiles(files, options):
         on_file(profile)
@@ -90,7 +93,8 @@ def analyze_file(path: Path, options: Options) -> FileProfile:
     if not (len(table.operators) or len(table.activities) or len(table.calls) or len(table.ranges)):
         reason = "none of its events is an operator, a launch or a kernel: give a trace that torch.profiler exported"
         return FileProfile(path=str(path), status="refused", reason=reason, events=table.events)
-    return profile_of(path, table, machine_of(table, options.peak_flops, options.calibration))
+    profile = profile_of(path, table, machine_of(table, options.peak_flops, options.calibration))
+    return with_counters(of_run(profile, path.parent), table, options.counters)
 
 
 def _table(path: Path, options: Options) -> Table:

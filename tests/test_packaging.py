@@ -28,6 +28,7 @@ TORCH_IN_CHILD = {
     "advisor.capture.annotate",
     "advisor.capture.calibrate",
     "advisor.capture.child",
+    "advisor.capture.counted",
     "advisor.capture.hooks",
     "advisor.capture.probe",
     "advisor.capture.replay",
@@ -43,10 +44,12 @@ TORCH_ON_DEMAND = {"advisor.testing"}
 STAGES = {"capture", "ingest", "correlate", "analyze", "match", "plan", "patch", "verify"}
 # Modules that see several stages: they put a run, its report or an example together.
 COMPOSERS = {
+    "advisor.besides",
     "advisor.doctor",
     "advisor.fileprofile",
     "advisor.job",
     "advisor.pipeline",
+    "advisor.singles",
     "advisor.stages",
     "advisor.summary",
     "advisor.survey",
@@ -54,7 +57,7 @@ COMPOSERS = {
 }
 # `advisor.source` holds the type that a rule's `rewrite` is handed.
 RULES_MAY_IMPORT = ("advisor.model", "advisor.rule", "advisor.patterns", "advisor.codemod", "advisor.source")
-REPORTS_MAY_IMPORT = ("advisor.model", "advisor.reports")
+REPORTS_MAY_IMPORT = ("advisor.model", "advisor.measured", "advisor.reports")
 
 
 @dataclass(frozen=True)
