@@ -8,6 +8,7 @@ import json
 import os
 import re
 import secrets
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from advisor.redact import Redactor
 
 FOLDER = ".advisor"
 REQUEST = "run.json"
+TENSORBOARD = "tensorboard"
 TRACE_NAMES = re.compile(rb'("(?:name|traceName|hostname|cwd|user)":\s*)("(?:[^"\\]|\\.)*")')
 
 
@@ -87,6 +89,30 @@ class RunDir:
         cleaned = TRACE_NAMES.sub(clean, data)
         if cleaned != data:
             path.write_bytes(gzip.compress(cleaned, 6))
+
+    def show_in_tensorboard(self, name: str, rank: int = 0) -> Path | None:
+        """Lay out a sealed trace of this run for `tensorboard --logdir RUN/tensorboard` and give its path there.
+
+        torch-tb-profiler 0.4.3 takes every folder under the log directory that holds a file
+        `WORKER[.TIME].pt.trace.json[.gz]` for a run (`consts.WORKER_PATTERN`), each such file for a process, and a
+        worker `NODE_NUMBER` for that process of that node (`consts.NODE_PROCESS_PATTERN`). The trace becomes
+        `tensorboard/ID/rank_0.pt.trace.json.gz`: a further name of the same file, a copy where the file system has no
+        links. None where the run has no such trace; raises OutputError.
+        """
+        if not self.has(name):
+            return None
+        shown = self.folder(f"{TENSORBOARD}/{self.id}") / f"rank_{rank}.pt.trace.json.gz"
+        try:
+            shown.unlink(missing_ok=True)
+            try:
+                os.link(self.path / name, shown)
+            except OSError:
+                shutil.copyfile(self.path / name, shown)
+        except OSError as error:
+            raise OutputError(
+                f"cannot write in the run directory: {error.strerror}: choose another with --out"
+            ) from error
+        return shown
 
 
 def base_folder(out: Path | None) -> Path:

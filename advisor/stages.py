@@ -81,6 +81,7 @@ def capture(job: Job) -> None:
         shutil.rmtree(work.parent, ignore_errors=True)
     for name in ("trace.json.gz", "annotated.json.gz"):
         job.run.seal_trace(name)
+    job.run.show_in_tensorboard("trace.json.gz")
     window = [marks[name] for name in ("timing", "profiling") if name in marks]
     sources = {path: job.read(path).sha256 for path in sorted(_recorded_sources(job))}
     job.run.write_json("capture.json", {"steps": steps, "timed_s": window, "sources": sources})

@@ -18,6 +18,7 @@ from advisor.ingest.reader import cores, read_table
 from advisor.ingest.store import KEEP_FROM_BYTES, Store
 from advisor.ingest.store import default_folder as cache_folder
 from advisor.measured import FileProfile, Survey
+from advisor.rundir import TENSORBOARD
 
 __all__ = ["Options", "analyze_file", "cache_folder", "survey"]
 
@@ -64,7 +65,8 @@ def _files(path: Path) -> list[Path]:
         run = path / "trace.json.gz"
         if run.is_file() and (path / "probe.json").is_file():
             return [run]
-        found = sorted(item for item in path.rglob("*") if item.name.endswith(SUFFIXES) and item.is_file())
+        inside = (item for item in path.rglob("*") if TENSORBOARD not in item.relative_to(path).parts)
+        found = sorted(item for item in inside if item.name.endswith(SUFFIXES) and item.is_file())
         if not found:
             raise UsageError(f"no trace (.json, .json.gz) in {path}: give a trace, a folder of ranks or a run folder")
         return found
