@@ -23,6 +23,7 @@ from advisor.rundir import TENSORBOARD
 __all__ = ["Options", "analyze_file", "cache_folder", "survey"]
 
 MODULE = "advisor.survey"
+TRACE = "trace.json.gz"  # of a run
 SUFFIXES = (".json", ".json.gz")
 BESIDE_FROM_BYTES = 4 << 20  # stored bytes of all files from which processes of their own pay
 
@@ -62,17 +63,20 @@ def survey(paths: Sequence[Path], options: Options, on_file: Callable[[FileProfi
 def _files(path: Path) -> list[Path]:
     """The traces of a path. Of a run folder it is the trace of the profiled steps."""
     if path.is_dir():
-        run = path / "trace.json.gz"
-        if run.is_file() and (path / "probe.json").is_file():
-            return [run]
-        inside = (item for item in path.rglob("*") if TENSORBOARD not in item.relative_to(path).parts)
-        found = sorted(item for item in inside if item.name.endswith(SUFFIXES) and item.is_file())
+        found = sorted(item for item in path.rglob("*") if item.name.endswith(SUFFIXES) and _is_trace(item))
         if not found:
             raise UsageError(f"no trace (.json, .json.gz) in {path}: give a trace, a folder of ranks or a run folder")
         return found
     if not path.exists():
         raise UsageError(f"{path} does not exist: give a trace, a folder of ranks or a run folder")
     return [path]
+
+
+def _is_trace(path: Path) -> bool:
+    """Whether a file may be a trace: of a run's files only the recording of its steps is."""
+    if not path.is_file() or path.parent.parent.name == TENSORBOARD:
+        return False
+    return path.name == TRACE or not (path.parent / "probe.json").is_file()
 
 
 def _profiles(files: Sequence[Path], options: Options) -> Iterable[FileProfile]:

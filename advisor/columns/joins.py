@@ -7,29 +7,38 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from advisor.columns.table import Floats, Ints, OperatorRows, Table
+from advisor.columns.table import CallRows, Floats, Ints, OperatorRows, Table
 
 
 def launching_calls(table: Table) -> Ints:
     """The row in `calls` that launched each activity, -1 where the trace has none.
 
-    Correlation ids repeat where the traces of several cycles were merged: the last launch before the activity counts.
+    Correlation ids repeat where the traces of several cycles were merged: the last launch before the activity counts,
+    the first one for an activity that begins before all of them.
     """
     calls, activities = table.calls, table.activities
+    found = np.full(len(activities), -1, dtype=np.int64)
+    rows = np.flatnonzero(activities.correlation >= 0)
+    wanted = activities.correlation[rows]
     order = np.lexsort((calls.start, calls.correlation))
     keys = calls.correlation[order]
-    first = np.searchsorted(keys, activities.correlation, side="left")
-    last = np.searchsorted(keys, activities.correlation, side="right") - 1
-    found = (
-        np.where((last >= first) & (activities.correlation >= 0), order[np.minimum(first, len(order) - 1)], -1)
-        if (len(order))
-        else np.full(len(activities), -1, dtype=np.int64)
-    )
-    for row in np.flatnonzero((last > first) & (activities.correlation >= 0)).tolist():
-        starts = calls.start[order[first[row] : last[row] + 1]]
-        place = int(np.searchsorted(starts, activities.start[row], side="right")) - 1
-        found[row] = order[first[row] + max(0, place)]
-    return found.astype(np.int64)
+    first, behind = np.searchsorted(keys, wanted, side="left"), np.searchsorted(keys, wanted, side="right")
+    place = first
+    if (behind - first > 1).any():
+        place = np.clip(_until(calls, wanted, activities.start[rows]) - 1, first, np.maximum(first, behind - 1))
+    launched = behind > first
+    found[rows[launched]] = order[place[launched]]
+    return found
+
+
+def _until(calls: CallRows, correlation: Ints, start: Floats) -> Ints:
+    """For pairs of a correlation id and a time: how many calls stand up to them in the order of both."""
+    ids, times = np.concatenate((calls.correlation, correlation)), np.concatenate((calls.start, start))
+    asks = np.arange(len(ids)) >= len(calls)
+    order = np.lexsort((asks, times, ids))
+    counts = np.empty(len(ids), dtype=np.int64)
+    counts[order] = np.cumsum(~asks[order])
+    return counts[len(calls) :]
 
 
 def parents(rows: OperatorRows) -> Ints:
@@ -41,6 +50,10 @@ def nested(thread: Ints, start: Floats, end: Floats) -> Ints:
     """The row of the innermost interval on the same thread that was open when each began, -1 for none."""
     found = np.full(len(start), -1, dtype=np.int64)
     for rows in by_thread(thread).values():
+        inner = _well_nested(start[rows], end[rows])
+        if inner is not None:
+            found[rows] = np.where(inner >= 0, rows[np.maximum(inner, 0)], -1)
+            continue
         opened: list[int] = []
         ends: list[float] = []
         result = []
@@ -53,6 +66,38 @@ def nested(thread: Ints, start: Floats, end: Floats) -> Ints:
             ends.append(until)
         found[rows] = result
     return found
+
+
+def _well_nested(start: Floats, end: Floats) -> Ints | None:
+    """As `nested` for one thread, None unless every interval lies wholly inside or outside every other.
+
+    What encloses an interval is then the last one before it that stands one level higher, and its level is the number
+    of those before it that have not ended.
+    """
+    count = len(start)
+    rows = np.arange(count)
+    empty = end <= start
+    ended = np.searchsorted(np.sort(end), start, side="right")
+    # An interval without length has ended where it begins, also for those that stand before it.
+    through = np.searchsorted(start[empty], start, side="right")
+    ended -= through - np.cumsum(empty) + empty
+    level = rows - ended
+    if (level < 0).any():
+        return None
+    parent = np.full(count, -1, dtype=np.int64)
+    order = np.argsort(level, kind="stable")
+    bounds = np.searchsorted(level[order], np.arange(int(level.max(initial=0)) + 2))
+    for depth in range(1, len(bounds) - 1):
+        above, own = order[bounds[depth - 1] : bounds[depth]], order[bounds[depth] : bounds[depth + 1]]
+        place = np.searchsorted(above, own) - 1
+        if (place < 0).any():
+            return None
+        parent[own] = above[place]
+    inside = parent >= 0
+    outer = parent[inside]
+    if (end[inside] > end[outer]).any() or (end[outer] <= start[inside]).any():
+        return None
+    return parent
 
 
 def by_thread(thread: Ints) -> dict[int, Ints]:

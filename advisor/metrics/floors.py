@@ -107,20 +107,12 @@ def _dtype(inputs: Inputs) -> str:
 
 def levels(parent: Ints) -> list[Ints]:
     """Rows by their depth of nesting, outermost first."""
-    found, rows = [], np.flatnonzero(parent < 0)
-    depth = np.full(len(parent), -1, dtype=np.int64)
-    depth[rows] = 0
-    inside = np.flatnonzero(parent >= 0)
-    found.append(rows)
-    while len(inside):
-        ready = depth[parent[inside]] == len(found) - 1
-        rows = inside[ready]
-        if not len(rows):
-            break
-        depth[rows] = len(found)
-        found.append(rows)
-        inside = inside[~ready]
-    return found
+    depths: list[int] = []
+    for outer in parent.tolist():  # what encloses a row stands before it
+        depths.append(depths[outer] + 1 if outer >= 0 else 0)
+    depth = np.array(depths, dtype=np.int64)
+    order = np.argsort(depth, kind="stable")
+    return np.split(order, np.searchsorted(depth[order], np.arange(1, int(depth.max(initial=0)) + 1)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -361,8 +353,9 @@ def _modules(table: Table, links: Links, unit: Ints) -> tuple[Ints, list[str]]:
     if not len(chosen) or not len(operators):
         return none, []
     picked = type(ranges)(**{f: getattr(ranges, f)[chosen] for f in ("name", "start", "duration", "thread", "kind")})
-    names = [table.names[code] for code in picked.name.tolist()]
-    classes = sorted({_module_class(name) for name in names})
+    codes, of_range = np.unique(picked.name, return_inverse=True)
+    names = [_module_class(table.names[code]) for code in codes.tolist()]
+    classes = sorted(set(names))
     parent = joins.nested(picked.thread, picked.start, picked.start + picked.duration)
     row = joins.innermost(operators.thread, operators.start, picked, parent)
     forward = np.where((operators.sequence >= 0) & (operators.forward_thread == 0) & (row >= 0))[0]
@@ -371,7 +364,7 @@ def _modules(table: Table, links: Links, unit: Ints) -> tuple[Ints, list[str]]:
     row[behind] = [creator.get(number, -1) for number in operators.sequence[behind].tolist()]
     for depth in levels(links.parent)[1:]:
         row[depth] = np.where(row[depth] < 0, row[links.parent[depth]], row[depth])
-    of_class = np.array([classes.index(_module_class(name)) for name in names], dtype=np.int64)
+    of_class = np.array([classes.index(name) for name in names], dtype=np.int64)[of_range]
     module = np.where(unit >= 0, row[np.maximum(unit, 0)], -1)
     return np.where(module >= 0, of_class[np.maximum(module, 0)], -1), classes
 
