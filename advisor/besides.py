@@ -15,7 +15,7 @@ from advisor.ingest.dcgm import read_counters
 from advisor.ingest.documents import read_document
 from advisor.measured import FileProfile
 from advisor.model import Metric, SingleCounters
-from advisor.singles import kernel_counters, title
+from advisor.singles import kernel_counters
 
 PEEK_BYTES = 1 << 16
 NCU_MARKS = (b'"Kernel Name"', b"==PROF==", b"Section: GPU Speed Of Light", b"Section: Launch Statistics")
@@ -80,6 +80,6 @@ def of_run(profile: FileProfile, folder: Path) -> FileProfile:
     if (folder / "singles.json").is_file():
         singles = read_document(folder / "singles.json", list[SingleCounters])
         known = {(item.kind, item.name): item.counters for item in singles}
-        costs = (replace(cost, counters=known.get((cost.kind, title(cost)), cost.counters)) for cost in profile.costs)
+        costs = (replace(cost, counters=known.get((cost.kind, cost.title), cost.counters)) for cost in profile.costs)
         profile = replace(profile, costs=tuple(costs))
     return profile

@@ -178,7 +178,10 @@ def analyze(
     Reads what torch.profiler exported (.json, .json.gz), a damaged file as far as it is whole. --counters names output
     of Nsight Compute, dcgm-exporter, dcgmi dmon or nvidia-smi of the same run.
     """
+    from dataclasses import replace
+
     from advisor.calibration import default_path
+    from advisor.redact import Redactor
     from advisor.reports.survey_html import render_html
     from advisor.reports.survey_json import render_json
     from advisor.reports.survey_terminal import render_terminal
@@ -192,12 +195,14 @@ def analyze(
         counters=counters,
     )
     found = survey(paths, options)
+    shown = Redactor.of_machine().value(found)
     if html is not None:
-        _write(html, render_html(found))
-    if as_json:
-        click.echo(render_json(found))
+        _write(html, render_html(shown))
+    if as_json:  # for a program that looks for the paths it gave
+        named = (replace(file, path=given.path) for file, given in zip(shown.files, found.files, strict=True))
+        click.echo(render_json(replace(shown, files=tuple(named))))
     else:
-        render_terminal(found, _console())
+        render_terminal(shown, _console())
     if all(file.status == "refused" for file in found.files):
         raise SystemExit(ArtifactError.exit_status)
 

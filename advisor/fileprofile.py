@@ -25,8 +25,7 @@ from advisor.model import Hardware, Utilisation
 TIME = "median step of the recording, on the device and under the profiler"
 DEFINITION = (
     "model FLOPs per step (matrix products, convolutions, attention and recurrent layers by their recorded shapes, "
-    "attention backward as twice its forward, recomputation not counted, causal attention not halved) / ({time} x "
-    "{peak})"
+    "attention backward as twice its forward, recomputation not counted, causal attention not halved) / ({time} x peak)"
 )
 
 
@@ -203,7 +202,7 @@ def utilisation(found: least.Floors, steps: Steps, machine: Machine) -> tuple[Ut
 
     gaps: tuple[Gap, ...] = ()
     if share_of > 0.01:
-        gaps = (Gap(what="all of MFU", why=f"{covered}: MFU is a lower bound", collect=UNCOUNTED),)
+        gaps = (Gap(what="MFU", why=f"{covered}: MFU is a lower bound", collect=UNCOUNTED, qualifies=True),)
     if peak is None:
         why = machine.reason or f"the dense peak of {machine.hardware.name} is not known"
         gaps += (Gap(what="MFU", why=why, collect="advisor doctor --calibrate on that machine, or --peak FLOP/S here"),)
@@ -219,7 +218,7 @@ def utilisation(found: least.Floors, steps: Steps, machine: Machine) -> tuple[Ut
         of_measured=per_step_flops / seconds / reached if reached else None,
         peak_flops=peak,
         peak_source=source,
-        definition=DEFINITION.format(time=TIME, peak=source or "a peak that is not known"),
+        definition=DEFINITION.format(time=TIME),
     ), gaps
 
 

@@ -133,6 +133,11 @@ class Cost:
     counters: tuple[Metric, ...] = ()  # of Nsight Compute, or of the call replayed alone
 
     @property
+    def title(self) -> str:
+        """What it is called where one line names it: an operator with its shapes."""
+        return f"{self.name} {self.shapes}" if self.shapes else self.name
+
+    @property
     def recoverable_us(self) -> float | None:
         """Measured time above the floor."""
         return None if self.floor_us is None else max(0.0, self.time_us - self.floor_us)

@@ -85,24 +85,19 @@ def replayed(table: Table, profile: FileProfile, interpreter: str = sys.executab
     for cost, call in calls:
         if call is None:
             reason = "its inputs are lists of tensors, which are not recorded one by one"
-            found.append(SingleCounters(kind="operator", name=title(cost), time_us=cost.time_us, reason=reason))
+            found.append(SingleCounters(kind="operator", name=cost.title, time_us=cost.time_us, reason=reason))
         else:
             answer = next(answers)
             found.append(
                 SingleCounters(
                     kind="operator",
-                    name=title(cost),
+                    name=cost.title,
                     time_us=cost.time_us,
                     counters=answer.counters,
                     reason=answer.reason,
                 )
             )
     return tuple(found)
-
-
-def title(cost: Cost) -> str:
-    """What a cost is called where one line names it: an operator with its shapes."""
-    return f"{cost.name} {cost.shapes}" if cost.shapes else cost.name
 
 
 def counted(table: Table, profile: FileProfile, pages: Sequence[Path]) -> tuple[SingleCounters, ...]:

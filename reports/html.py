@@ -31,7 +31,7 @@ _REGIONS = 30
 def render_html(report: Report) -> str:
     """The whole page as text, to be written in UTF-8."""
     report = wording.sayable(report)
-    template = _environment().get_template("report.html.j2")
+    template = environment().get_template("report.html.j2")
     return template.render(
         report=report,
         headline=wording.headline(report),
@@ -51,7 +51,8 @@ def render_html(report: Report) -> str:
 
 
 @functools.cache
-def _environment() -> Environment:
+def environment() -> Environment:
+    """The templates of every page, with the filters they share; what a template prints is escaped and bounded."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).with_name("templates"), encoding="utf-8"),
         autoescape=True,
@@ -75,6 +76,7 @@ def _environment() -> Environment:
         known=wording.known,
         strain=wording.strain,
         short=_short,
+        clip=clip,
         path=_path,
         place=_place,
         amount=_amount,

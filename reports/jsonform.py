@@ -11,6 +11,7 @@ import types
 from collections.abc import Mapping
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
+from advisor.measured import Cost, Occupancy
 from advisor.model import Baseline, Hardware, Region, Report, Utilisation
 
 SCHEMA = 1
@@ -25,6 +26,7 @@ _RENAMED: Mapping[type, Mapping[str, str]] = {
         "of_measured": "measured_matmul_share",
         "peak_flops": "peak_flops_per_s",
     },
+    Occupancy: {"known": "known_share", "limiters": "limiter_shares"},
     Hardware: {
         "peak_flops": "peak_flops_per_s",
         "measured_flops": "measured_flops_per_s",
@@ -34,10 +36,21 @@ _RENAMED: Mapping[type, Mapping[str, str]] = {
     },
 }
 
+# Properties that are written as fields, null unless the fields they are made of are known.
+_DERIVED: Mapping[type, tuple[str, tuple[str, ...]]] = {
+    Region: ("recoverable_us", ("measured_us", "floor_us")),
+    Cost: ("recoverable_us", ("time_us", "floor_us")),
+}
+
 
 def render_json(report: Report) -> str:
     """The document as text: ASCII, two blanks of indentation, the same text for equal reports."""
-    return json.dumps(to_document(report), indent=2, allow_nan=False) + "\n"
+    return written(to_document(report))
+
+
+def written(document: Mapping[str, Any]) -> str:
+    """A document as text: ASCII, two blanks of indentation."""
+    return json.dumps(document, indent=2, allow_nan=False) + "\n"
 
 
 def to_document(report: Report) -> dict[str, Any]:
@@ -46,7 +59,7 @@ def to_document(report: Report) -> dict[str, Any]:
     `findings` holds every place that was looked at with its `status`; `declines` repeats those declined. A number that
     is not finite is null, and so is a pair of numbers one of which is not.
     """
-    document: dict[str, Any] = _encode(Report, report)
+    document: dict[str, Any] = encode(Report, report)
     document["declines"] = [finding for finding in document["findings"] if finding["status"] == "declined"]
     assert document["schema"] == report.schema
     return document
@@ -70,8 +83,8 @@ def from_document(document: Mapping[str, Any]) -> Report:
 # ------------------------------------------------------------------------------------------------------------ encoding
 
 
-def _encode(kind: Any, value: Any) -> Any:
-    """`value` of the declared type `kind` as JSON types."""
+def encode(kind: Any, value: Any) -> Any:
+    """`value` of the declared type `kind` as JSON types; a number that is not finite becomes null."""
     if value is None:
         return None
     kind = _choose(kind, value)
@@ -83,7 +96,7 @@ def _encode(kind: Any, value: Any) -> Any:
         return _encode_tuple(get_args(kind), value)
     if get_origin(kind) is Mapping:
         inner = get_args(kind)[1]
-        return {key: _encode(inner, value[key]) for key in sorted(value)}
+        return {key: encode(inner, value[key]) for key in sorted(value)}
     if isinstance(value, enum.Enum):
         return value.value
     assert isinstance(value, (str, int)), f"a report holds no {type(value).__name__}"
@@ -94,20 +107,20 @@ def _encode_fields(value: Any) -> dict[str, Any]:
     kind: Any = type(value)
     encoded: dict[str, Any] = {}
     for name, inner in _fields(kind).items():
-        item = _encode(inner, getattr(value, name))
+        item = encode(inner, getattr(value, name))
         if kind is Baseline and name == "step_us":
             encoded["step_ms"] = None if item is None else item / 1000
         encoded[_label(kind, name)] = item
-    if kind is Region:
-        measured = encoded["measured_us"] is not None and encoded["floor_us"] is not None
-        encoded["recoverable_us"] = value.recoverable_us if measured else None
+    if kind in _DERIVED:
+        name, made_of = _DERIVED[kind]
+        encoded[name] = None if any(encoded[each] is None for each in made_of) else getattr(value, name)
     return encoded
 
 
 def _encode_tuple(inner: tuple[Any, ...], value: tuple[Any, ...]) -> list[Any] | None:
     if inner[-1] is Ellipsis:
-        return [_encode(inner[0], item) for item in value]
-    pair = [_encode(each, item) for each, item in zip(inner, value, strict=True)]
+        return [encode(inner[0], item) for item in value]
+    pair = [encode(each, item) for each, item in zip(inner, value, strict=True)]
     return None if None in pair else pair
 
 

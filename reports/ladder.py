@@ -42,11 +42,17 @@ def ladder(report: Report) -> tuple[Rung, ...]:
     return (busy, *_counters(report), *_rates(report, before, after))
 
 
-def _counters(report: Report) -> Iterable[Rung]:
+def counters(before: Iterable[Metric], after: Iterable[Metric] = ()) -> Iterable[Rung]:
+    """The rungs that hardware counters give: what the multiprocessors and tensor cores really do."""
+    before, after = tuple(before), tuple(after)
     for name, aliases, meaning in _COUNTERS:
-        before, after = _share(report.counters_before, aliases), _share(report.counters_after, aliases)
-        if before is not None or after is not None:
-            yield Rung(name=name, meaning=meaning, before=before, after=after)
+        was, now = _share(before, aliases), _share(after, aliases)
+        if was is not None or now is not None:
+            yield Rung(name=name, meaning=meaning, before=was, after=now)
+
+
+def _counters(report: Report) -> Iterable[Rung]:
+    yield from counters(report.counters_before, report.counters_after)
     if not (report.counters_before or report.counters_after):
         reason = _reason(report, None, "counters", "gpm", "dcgm", "nvml")
         meaning = "what the multiprocessors and tensor cores really do"
@@ -81,11 +87,13 @@ def _rates(report: Report, before: Utilisation, after: Utilisation) -> Iterable[
 
 
 def _definition(report: Report) -> str:
-    definition = report.mfu_definition or report.before.definition or "model FLOP/s over the peak"
-    if not wording.known(report.before.peak_flops):
-        return definition
-    source = f" ({report.before.peak_source})" if report.before.peak_source else ""
-    return f"{definition}; peak {wording.flops(report.before.peak_flops)}{source}"
+    return definition(report.mfu_definition or report.before.definition, report.before)
+
+
+def definition(text: str, use: Utilisation) -> str:
+    """What an MFU counts and the peak it is a share of."""
+    text, of_peak = text or "model FLOP/s over the peak", wording.of_peak(use).removeprefix("of ")
+    return f"{text}; peak {of_peak}" if of_peak else text
 
 
 def _reason(report: Report, value: float | None, *names: str) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -12,9 +12,8 @@ from rich.text import Text
 from advisor.model import Baseline, Report, ReportedFinding
 
 from . import wording
-from .untrusted import visible
+from .lines import LABEL, STYLES, column, encodable, headline, plain, print_line, row, wrapped
 
-_STYLES: Mapping[wording.Tone, str] = {"good": "bold green", "flat": "bold", "bad": "bold red", "open": "bold yellow"}
 _TITLES: Mapping[str, tuple[str, int]] = {  # heading and the most that are shown
     "applied": ("changed", 8),
     "rejected": ("tried and rejected", 3),
@@ -25,7 +24,6 @@ _HEIGHT = 40  # lines of one screen
 _BASELINES = 5
 _WRAPPED = 4  # most lines of one finding where nobody looks at a screen
 _INDENT = 6  # of the second line of a finding
-_LABEL = 11  # cells of the label column
 
 
 def render_terminal(report: Report, console: Console, *, folder: str | None = None) -> None:
@@ -33,10 +31,9 @@ def render_terminal(report: Report, console: Console, *, folder: str | None = No
     report = wording.sayable(report)
     width = max(console.width, 40)
     for line in _lines(report, width, most=2 if console.is_terminal else _WRAPPED):
-        shown = _shortened(_encodable(line, console.encoding), width)
-        console.print(shown, highlight=False, no_wrap=True, overflow="crop")
+        print_line(console, line, width)
     for line in _next_steps(report, folder):
-        console.print(_encodable(line, console.encoding), highlight=False, soft_wrap=True)
+        console.print(encodable(line, console.encoding), highlight=False, soft_wrap=True)
 
 
 def _lines(report: Report, width: int, most: int) -> Iterator[Text]:
@@ -53,19 +50,12 @@ def _lines(report: Report, width: int, most: int) -> Iterator[Text]:
 
 
 def _verdict(report: Report, width: int) -> Iterator[Text]:
-    said = wording.headline(report)
-    first = Text.assemble((_plain(said.lead), _STYLES[said.tone]))
-    rest = Text(_plain(said.rest))
-    if cell_len(first.plain) + cell_len(rest.plain) + 3 <= width:
-        yield Text.assemble(first, *(("   ", rest) if rest.plain else ()))
-    else:
-        yield first
-        yield Text.assemble("  ", rest)
-    about = f"{_plain(report.script)} on {_plain(report.hardware.name)}, run {_plain(report.run)}"
+    yield from headline(wording.headline(report), width)
+    about = f"{plain(report.script)} on {plain(report.hardware.name)}, run {plain(report.run)}"
     yield Text(f"  {about}", style="dim")
     if report.outcome != "improved":
         for reason in report.reasons[:2]:
-            yield Text(f"  {_plain(reason)}")
+            yield Text(f"  {plain(reason)}")
     yield Text()
 
 
@@ -73,15 +63,15 @@ def _figures(report: Report, width: int) -> Iterator[Text]:
     if wording.known(report.tokens_per_s_before) or wording.known(report.tokens_per_s_after):
         before, after = report.tokens_per_s_before, report.tokens_per_s_after
         unit = "samples/s" if report.throughput_unit == "samples" else "tokens/s"
-        yield _row(unit, _change(wording.count(before), wording.count(after)))
-    yield _row("MFU", *_mfu(report))
+        yield row(unit, _change(wording.count(before), wording.count(after)))
+    yield row("MFU", *_mfu(report))
     if wording.known(report.peak_gib_before) or wording.known(report.peak_gib_after):
-        yield _row("memory", _change(wording.gib(report.peak_gib_before), wording.gib(report.peak_gib_after)), " peak")
+        yield row("memory", _change(wording.gib(report.peak_gib_before), wording.gib(report.peak_gib_after)), " peak")
     yield from _proof(report, width)
     if missing := sorted(report.missing):
-        yield _row("not known", ", ".join(_plain(name) for name in missing), style="")
+        yield row("not known", ", ".join(plain(name) for name in missing), style="")
     for failure in report.rule_errors[:2]:
-        yield _row("rule error", _plain(failure), style="red")
+        yield row("rule error", plain(failure), style="red")
 
 
 def _change(before: str, after: str) -> str:
@@ -91,29 +81,22 @@ def _change(before: str, after: str) -> str:
 def _mfu(report: Report) -> tuple[str, str]:
     if not (wording.known(report.mfu_before) or wording.known(report.mfu_after)):
         reason = wording.why_missing(report.missing, "mfu", "peak", "flops", "tokens")
-        return wording.UNKNOWN, f" ({_plain(reason)})"
+        return wording.UNKNOWN, f" ({plain(reason)})"
     shares = _change(wording.percent(report.mfu_before), wording.percent(report.mfu_after))
-    peak = report.before.peak_flops
-    if not wording.known(peak):
-        return shares, ""
-    source = f" ({_plain(report.before.peak_source)})" if report.before.peak_source else ""
-    return shares, f" of {wording.flops(peak)}{source}"
+    of_peak = wording.of_peak(report.before)
+    return shares, f" {plain(of_peak)}" if of_peak else ""
 
 
 def _proof(report: Report, width: int) -> Iterator[Text]:
     said = wording.proof(report.numerics)
-    yield _row("numbers", _plain(said.lead), style=_STYLES[said.tone])
-    compared, worst = _plain(said.compared), _plain(said.worst)
-    if compared and cell_len(compared) + cell_len(worst) + _LABEL + 4 <= width:
-        yield _row("", f"{compared}; {worst}" if worst else compared)
+    yield row("numbers", plain(said.lead), style=STYLES[said.tone])
+    compared, worst = plain(said.compared), plain(said.worst)
+    if compared and cell_len(compared) + cell_len(worst) + LABEL + 4 <= width:
+        yield row("", f"{compared}; {worst}" if worst else compared)
     else:
-        yield from (_row("", text) for text in (compared, worst) if text)
+        yield from (row("", text) for text in (compared, worst) if text)
     if report.numerics is not None and not report.numerics.ok:
-        yield from (_row("", _plain(reason)) for reason in report.numerics.reasons[:2])
-
-
-def _row(label: str, value: str, rest: str = "", *, style: str = "bold") -> Text:
-    return Text.assemble("  ", (label.ljust(_LABEL), "dim"), (value, style if label else ""), rest)
+        yield from (row("", plain(reason)) for reason in report.numerics.reasons[:2])
 
 
 # ------------------------------------------------------------------------------------------------------------ findings
@@ -123,17 +106,17 @@ def _findings(report: Report, width: int, *, room: int, most: int) -> Iterator[T
     groups = {status: wording.by_status(report, status) for status in wording.statuses(report)[: len(_TITLES) + 1]}
     shown = _selection(groups, room)
     every = [finding for found in shown.values() for finding in found]
-    rules = iter(_column((_plain(each.rule) for each in every), 24))
-    places = iter(_column((_place(each) for each in every), max(16, width // 3)))
+    rules = iter(column((plain(each.rule) for each in every), 24))
+    places = iter(column((_place(each) for each in every), max(16, width // 3)))
     spare = room - sum(1 + len(shown[each]) + (len(shown[each]) < len(found)) for each, found in groups.items())
     for status, found in groups.items():
-        title = _TITLES.get(status, (_plain(status), 0))[0]
+        title = _TITLES.get(status, (plain(status), 0))[0]
         yield Text.assemble((title, "bold"), f" ({len(found):,})")
         for finding in shown[status]:
             rule = (next(rules), "green" if status == "applied" else "")
             start = Text.assemble("  ", rule, "  ", (next(places), "dim"), "  ")
             remark = _remark(finding)
-            parts = _wrapped(remark, width - cell_len(start.plain), width - _INDENT)
+            parts = wrapped(remark, width - cell_len(start.plain), width - _INDENT)
             if most == _WRAPPED and len(parts) > most:
                 parts[most - 1 :] = [" ".join(parts[most - 1 :])]
             if len(parts) > most or len(parts) - 1 > spare:
@@ -160,44 +143,20 @@ def _remark(finding: ReportedFinding) -> str:
     saved = wording.saving(finding)
     if finding.status == "applied":
         said = f"{saved} per step" if saved else "saving not measured alone"
-        return f"{said}, {_plain(finding.safety)}" if finding.safety else said
-    said = _plain(finding.reason or finding.title)
+        return f"{said}, {plain(finding.safety)}" if finding.safety else said
+    said = plain(finding.reason or finding.title)
     if finding.status == "suggested" and saved:
         return f"{saved} per step: {said}"
     if finding.needs:
-        return f"{said} (needs {', '.join(_plain(each) for each in finding.needs)})"
+        return f"{said} (needs {', '.join(plain(each) for each in finding.needs)})"
     return said
-
-
-def _wrapped(text: str, first: int, rest: int) -> list[str]:
-    """A text in lines of whole words: `first` cells for the first line, `rest` for every other."""
-    lines = [""]
-    for word in text.split(" "):
-        longer = f"{lines[-1]} {word}" if lines[-1] else word
-        if not lines[-1] or cell_len(longer) <= (first if len(lines) == 1 else rest):
-            lines[-1] = longer
-        else:
-            lines.append(word)
-    return lines
 
 
 def _place(finding: ReportedFinding) -> str:
     if finding.path is None:
         return "-"
-    path = _plain(finding.path)
+    path = plain(finding.path)
     return path if finding.line is None else f"{path}:{finding.line}"
-
-
-def _column(texts: Iterable[str], limit: int) -> list[str]:
-    """Texts of one column, cut at the left (the end of a path tells most) and padded to the same number of cells."""
-    cut = []
-    for text in texts:
-        end = text
-        while cell_len(end) > (limit if end is text else limit - 3):
-            end = end[1:]
-        cut.append(text if end is text else f"...{end}")
-    most = max((cell_len(text) for text in cut), default=0)
-    return [text + " " * (most - cell_len(text)) for text in cut]
 
 
 # ----------------------------------------------------------------------------------------------------------- baselines
@@ -206,7 +165,7 @@ def _column(texts: Iterable[str], limit: int) -> list[str]:
 def _baselines(baselines: tuple[Baseline, ...], width: int) -> Iterator[Text]:
     yield Text("for comparison", style="bold")
     shown = baselines[:_BASELINES]
-    labels = _column((_plain(each.label) for each in shown), max(20, width // 3))
+    labels = column((plain(each.label) for each in shown), max(20, width // 3))
     steps = [wording.milliseconds(each.step_us / 1000) if each.step_us is not None else "-" for each in shown]
     most = max(len(step) for step in steps)
     for label, step, baseline in zip(labels, steps, shown, strict=True):
@@ -216,7 +175,7 @@ def _baselines(baselines: tuple[Baseline, ...], width: int) -> Iterator[Text]:
         if wording.known(baseline.mfu):
             rest.append(f"MFU {wording.percent(baseline.mfu)}")
         if baseline.reason:
-            rest.append(_plain(baseline.reason))
+            rest.append(plain(baseline.reason))
         yield Text.assemble("  ", label, "  ", step.rjust(most), "  ", "  ".join(rest))
 
 
@@ -224,34 +183,10 @@ def _baselines(baselines: tuple[Baseline, ...], width: int) -> Iterator[Text]:
 
 
 def _next_steps(report: Report, folder: str | None) -> Iterator[Text]:
-    run = _plain(report.run)
+    run = plain(report.run)
     if report.diff and report.outcome == "improved":
         yield Text.assemble(("apply   ", "dim"), (f"advisor apply {shlex.quote(run)}", "bold"))
     elif report.outcome == "inconclusive":
         yield Text("a longer run can settle it: give more time with --time")
-    where = _plain(folder) if folder is not None else f".advisor/runs/{run}"
+    where = plain(folder) if folder is not None else f".advisor/runs/{run}"
     yield Text.assemble(("report  ", "dim"), f"{where.rstrip('/')}/report.html")
-
-
-# ---------------------------------------------------------------------------------------------------------------- text
-
-
-def _plain(text: str) -> str:
-    """Untrusted text as one visible line; no line of a terminal shows more than its first thousand characters."""
-    return visible(text[:1000])
-
-
-def _shortened(line: Text, width: int) -> Text:
-    if cell_len(line.plain) > width:
-        line.truncate(width - 3, overflow="crop")
-        line.append("...")
-    return line
-
-
-def _encodable(line: Text, encoding: str) -> Text:
-    """The line in characters that the terminal's encoding has; the others become escapes."""
-    try:
-        line.plain.encode(encoding)
-    except (UnicodeEncodeError, LookupError):
-        line.plain = line.plain.encode("ascii", "backslashreplace").decode("ascii")
-    return line

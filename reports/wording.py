@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from advisor.model import Difference, Numerics, Report, ReportedFinding, Timing
+from advisor.model import Difference, Numerics, Report, ReportedFinding, Timing, Utilisation
 
 Tone: TypeAlias = Literal["good", "flat", "bad", "open"]
 
@@ -51,9 +51,19 @@ def microseconds(value: float | None) -> str:
     return milliseconds(None if value is None else value / 1000)
 
 
+def duration(us: float | None) -> str:
+    """Microseconds in the unit that reads best: us below a millisecond, s from a second on."""
+    if us is None or not math.isfinite(us):
+        return UNKNOWN
+    size = abs(us)
+    return f"{figure(us)} us" if size < 1e3 else milliseconds(us / 1e3) if size < 1e6 else seconds(us / 1e6)
+
+
 def percent(share: float | None) -> str:
-    """A share between 0 and 1 as a percentage."""
-    return f"{_decimal(share * 100, 1)} %" if share is not None and math.isfinite(share) else UNKNOWN
+    """A share between 0 and 1 as a percentage; one too small for a decimal keeps its digits."""
+    if share is None or not math.isfinite(share * 100):
+        return UNKNOWN
+    return f"{share * 100:.2g} %" if 0 < abs(share) < 0.0005 else f"{_decimal(share * 100, 1)} %"
 
 
 def ratio(value: float | None) -> str:
@@ -78,6 +88,13 @@ def flops(value: float | None) -> str:
     if abs(value) >= 1e12:
         return f"{figure(value / 1e12)} TFLOP/s"
     return f"{figure(value / 1e9)} GFLOP/s"
+
+
+def of_peak(use: Utilisation) -> str:
+    """The peak that an MFU is a share of, with its source; empty where it is not known."""
+    if not known(use.peak_flops):
+        return ""
+    return f"of {flops(use.peak_flops)}{f' ({use.peak_source})' if use.peak_source else ''}"
 
 
 def count(value: float | None) -> str:

@@ -71,7 +71,12 @@ class _Found:
 
     @property
     def gap(self) -> Gap:
-        return Gap(what=", ".join(self.blocks) or self.about, why=self.why, collect=self.collect)
+        return Gap(
+            what=", ".join(self.blocks) or self.about,
+            why=self.why,
+            collect=self.collect,
+            qualifies=not self.blocks,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +178,7 @@ def _name(case: _Case) -> Iterator[_Found]:
     names = [item.get("name") for item in listed if isinstance(item, dict)] if isinstance(listed, list) else []
     if not any(names):
         why = "the trace names the device with an empty text" if names else "the trace does not name the device"
-        yield _Found((PEAK,), why, "pass the dense peak of the device with --peak-flops")
+        yield _Found((PEAK,), why, "pass the dense peak of the device with --peak")
 
 
 def _several(case: _Case) -> Iterator[_Found]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from browsing import ARGUMENTS, CHROMIUM, Visit, visit_page
 
 from advisor.model import (
     Baseline,
@@ -337,3 +339,32 @@ def poison() -> Callable[[Report, str], Report]:
         return walk(report, text)  # type: ignore[no-any-return]
 
     return poisoned
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A Chromium without network."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield running
+        running.close()
+
+
+@pytest.fixture
+def open_page(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Visit]]:
+    """A function that opens the text of a page."""
+    contexts = []
+
+    def go(text: str, *, scheme: str = "light", width: int = 1280) -> Visit:
+        path = tmp_path / "report.html"
+        path.write_text(text, encoding="utf-8")
+        contexts.append(
+            browser.new_context(offline=True, color_scheme=scheme, viewport={"width": width, "height": 900})
+        )
+        return visit_page(contexts[-1], path)
+
+    yield go
+    for context in contexts:
+        context.close()

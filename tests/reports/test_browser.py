@@ -3,81 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
-import shutil
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
 import pytest
+from browsing import CHROMIUM, Visit, assert_clean
 
 from advisor.model import Outcome, Report
 from advisor.reports.html import render_html
 
-CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
-ARGUMENTS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 HOSTILE = "<script>alert(1)</script><img src=https://x.example/y onerror=alert(1)>\u202e\x00" + "long" * 25_000
 
-pytestmark = pytest.mark.skipif(not Path(CHROMIUM).exists(), reason="chromium is not installed")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-        yield running
-        running.close()
-
-
-@dataclasses.dataclass
-class Visit:
-    """What happened while a page was open."""
-
-    page: Any
-    requests: list[str]
-    messages: list[str]
+pytestmark = pytest.mark.skipif(not CHROMIUM.exists(), reason="chromium is not installed")
 
 
 @pytest.fixture
-def visit(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Visit]]:
-    contexts = []
-
-    def go(report: Report, *, scheme: str = "light", width: int = 1280) -> Visit:
-        path = tmp_path / "report.html"
-        path.write_text(render_html(report), encoding="utf-8")
-        context = browser.new_context(offline=True, color_scheme=scheme, viewport={"width": width, "height": 900})
-        contexts.append(context)
-        seen = Visit(context.new_page(), [], [])
-        seen.page.on("request", lambda request: seen.requests.append(request.url))
-        seen.page.on("console", lambda message: seen.messages.append(message.text))
-        seen.page.on("pageerror", lambda error: seen.messages.append(str(error)))
-        seen.page.on("dialog", lambda dialog: seen.messages.append(dialog.message))
-        seen.page.goto(path.as_uri(), wait_until="load")
-        seen.requests.remove(path.as_uri())
-        seen.page.evaluate("document.querySelectorAll('details').forEach(each => { each.open = true })")
-        return seen
-
-    yield go
-    for context in contexts:
-        context.close()
-
-
-def assert_clean(seen: Visit) -> None:
-    axe = importlib.import_module("axe_playwright_python.sync_playwright")  # has no types
-    found = axe.Axe().run(seen.page)
-    assert found.violations_count == 0, found.generate_report()
-    assert seen.requests == []
-    assert seen.messages == []
+def visit(open_page: Callable[..., Visit]) -> Callable[..., Visit]:
+    """Opens the page of a report."""
+    return lambda report, **options: open_page(render_html(report), **options)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

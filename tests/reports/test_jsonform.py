@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from figures import with_figures
 
 from advisor.model import Metric, Outcome, Report
 from advisor.reports.jsonform import from_document, render_json, to_document
@@ -86,19 +87,7 @@ def test_round_trip_of_hostile_text(report: Report, poison: Callable[[Report, st
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_what_is_not_a_number_is_null(report: Report, bad: float) -> None:
-    def walk(value: Any) -> Any:
-        if isinstance(value, float):
-            return bad
-        if isinstance(value, tuple):
-            return tuple(walk(item) for item in value)
-        if isinstance(value, dict):
-            return {key: walk(item) for key, item in value.items()}
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            changed = {field.name: walk(getattr(value, field.name)) for field in dataclasses.fields(value)}
-            return dataclasses.replace(value, **changed)
-        return value
-
-    text = render_json(walk(report))
+    text = render_json(with_figures(report, bad))
     assert re.search(r"\b(NaN|Infinity)\b", text) is None
     document = json.loads(text)
     assert document["speedup"] is None
