@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,15 +10,17 @@ from pathlib import Path
 import numpy as np
 
 from advisor import calibration
-from advisor.columns.table import KERNEL, Table
+from advisor.columns.table import KERNEL, Ints, Table
 from advisor.hardware import arch_name, identify, reference_peak, sm_limits, unidentified
 from advisor.ingest.recorded import device_of, place
-from advisor.measured import Breakdown, Cost, FileProfile, Gap
+from advisor.measured import Breakdown, Cost, CriticalPath, FileProfile, Gap
 from advisor.metrics import floors as least
-from advisor.metrics.breakdown import busiest_device, phases
+from advisor.metrics.breakdown import Phases, busiest_device, phases
 from advisor.metrics.fullness import Fullness, fullness
 from advisor.metrics.gate import CAUSES, DEVICE, FLOPS, IDLE, OPERATORS, PEAK, STEPS, Gate, check
 from advisor.metrics.hostfacts import host_facts
+from advisor.metrics.ranks import Collectives, RankInput, collectives_of
+from advisor.metrics.savings import path_of_step
 from advisor.metrics.steps import Steps, find_steps
 from advisor.metrics.totals import totals
 from advisor.model import Hardware, Utilisation
@@ -42,7 +45,10 @@ class Machine:
 
 
 def machine_of(table: Table, peak_flops: float | None, measured: Path | None) -> Machine:
-    """The device that ran most of a trace; `peak_flops` overrides its peak, `measured` is the file of calibrations."""
+    """The device that ran most of a trace; `peak_flops` overrides its peak, `measured` is the file of calibrations.
+
+    Calibrations are kept under the name that the device itself gives.
+    """
     device = device_of(table.head, busiest_device(table) if len(table.activities) else None)
     major, minor = device.compute or (None, None)
     known = identify(device.name, device.sm_count, major, minor, device.memory_bytes)
@@ -52,7 +58,7 @@ def machine_of(table: Table, peak_flops: float | None, measured: Path | None) ->
         sm_count=device.sm_count,
         arch=arch_name(major, minor, device.warp_size),
     )
-    hardware = calibration.measured(measured, base) if measured is not None else base
+    hardware = calibration.measured(measured, base, device.name, device.sm_count) if measured is not None else base
     peak = (peak_flops, "given with --peak") if peak_flops else reference_peak(hardware)
     return Machine(
         name=device.name or None,
@@ -65,24 +71,28 @@ def machine_of(table: Table, peak_flops: float | None, measured: Path | None) ->
 
 def profile_of(path: Path, table: Table, machine: Machine) -> FileProfile:
     """Everything one trace says of itself; what it does not support is a gap."""
+    return told_of(path, table, machine)[0]
+
+
+def told_of(path: Path, table: Table, machine: Machine) -> tuple[FileProfile, RankInput]:
+    """Everything one trace says of itself, and what it says as one rank of a job."""
     links = least.link(table)
-    steps = find_steps(table, links.call)
+    marked = find_steps(table, links.call)
+    steps, stretches, gate = supported(table, links.call, marked, machine)
     kinds = least.kinds(table, links)
     calls = least.rows(table, links, kinds)
     chosen = (steps.activity >= 0) if len(steps) else np.ones(len(table.activities), dtype=bool)
     found = least.floors(table, links, kinds, calls, machine.hardware, chosen)
     full = fullness(table, sm_limits(machine.arch), machine.hardware.sm_count)
     count = max(1, len(steps))
+    groupings = least.groupings(table, links, kinds, found)
     costs = [
         cost
-        for grouping in least.groupings(table, links, kinds, found)
+        for grouping in groupings
         for cost in least.costs(table, grouping, found, chosen, count, {"occupancy": full.achieved})
     ]
-    use, gaps = utilisation(found, steps, machine)
-    windows = steps.windows if len(steps) and steps.on_device else None
-    stretches = phases(table, links.call, windows)
-    parts = stretches.total() if stretches is not None else None
-    gate = check(table, links.call, steps, stretches)
+    use, gaps = utilisation(found, steps, machine, devices_in(table, chosen))
+    parts = per_step(stretches.total() if stretches is not None else None, count)
     whole = replace(
         sums(path, table, machine),
         mfu=use.mfu,
@@ -90,31 +100,90 @@ def profile_of(path: Path, table: Table, machine: Machine) -> FileProfile:
         mfu_own_peak=use.mfu_own_peak,
         hfu=use.hfu,
         without_launch=int((links.call < 0).sum()),
-        host=host_facts(table, links.call, links.parent, steps),
+        host=host_facts(table, links.call, links.parent, marked),
         steps_from=steps.source,
         device_step_us=steps.median_us,
         utilisation=replace(use, busy=_busy(parts)),
-        breakdown=per_step(parts, count),
+        breakdown=parts,
         occupancy=full.mean,
         tensor_time=tensor_time(table, found, chosen),
-        recoverable_us=recoverable(costs),
+        recoverable_us=recoverable(costs, parts),
         costs=tuple(limited(costs, table, full)),
         gaps=(*gate.gaps, *(gap for gap in gaps if PEAK not in gate.blocked)),
     )
-    return allowed(whole, gate)
+    profile = allowed(whole, gate)
+    if not {STEPS, DEVICE, CAUSES} & gate.blocked.keys():
+        profile = with_path(profile, path_of_step(table, links.call, steps, groupings, found))
+    return profile, as_rank(profile, collectives_of(table, steps))
+
+
+def with_path(profile: FileProfile, found: CriticalPath | Gap | None) -> FileProfile:
+    """The profile with its critical path, or with the reason why it has none."""
+    if isinstance(found, Gap):
+        return replace(profile, gaps=(*profile.gaps, found))
+    return replace(profile, critical_path=found)
+
+
+def as_rank(profile: FileProfile, collectives: tuple[Collectives, ...]) -> RankInput:
+    """What a profile contributes to the comparison of ranks."""
+    parts = profile.breakdown
+    return RankInput(
+        path=profile.path,
+        rank=profile.rank,
+        world_size=profile.world_size,
+        step_us=profile.device_step_us,
+        compute_us=parts.compute_us if parts is not None else None,
+        exposed_comm_us=parts.exposed_comm_us if parts is not None else None,
+        collectives=collectives,
+    )
+
+
+def supported(table: Table, calls: Ints, marked: Steps, machine: Machine) -> tuple[Steps, Phases | None, Gate]:
+    """The steps that may be spoken of, what the device did in them, and the gate.
+
+    Where the gate does not trust the steps there are none: everything is then said of the whole recording.
+    """
+    stretches = phases(table, calls, marked.windows if len(marked) and marked.on_device else None)
+    gate = check(table, calls, marked, stretches)
+    if len(marked) and STEPS in gate.blocked:
+        stretches = phases(table, calls)
+        gate = check(table, calls, marked, stretches)
+        return Steps(activity=np.full(len(table.activities), -1, dtype=np.int64)), stretches, named(gate, machine)
+    return marked, stretches, named(gate, machine)
+
+
+def named(gate: Gate, machine: Machine) -> Gate:
+    """The gate; a device without a name blocks the share of the peak only where no peak is given."""
+    if machine.peak is None or machine.name is not None:
+        return gate
+    gaps = tuple(gap for gap in gate.gaps if gap.what != PEAK)
+    others = any(PEAK in gap.what for gap in gaps)
+    blocked = {claim: why for claim, why in gate.blocked.items() if claim != PEAK or others}
+    return Gate(gaps=gaps, blocked=blocked)
+
+
+def devices_in(table: Table, chosen: least.Flags) -> int:
+    """How many devices ran the kernels that are spoken of."""
+    rows = table.activities
+    return max(1, len(np.unique(rows.device[chosen & (rows.kind == KERNEL)])))
 
 
 def allowed(profile: FileProfile, gate: Gate) -> FileProfile:
-    """The profile without what the gate does not let it claim; plain sums of what was recorded stay."""
+    """The profile without what the gate does not let it claim; plain sums of what was recorded stay.
+
+    The floors of kernels come from the operators that launched them and go with these.
+    """
     blocked = gate.blocked
-    if STEPS in blocked:
-        profile = replace(profile, device_step_us=None)
     if {DEVICE, IDLE} & blocked.keys():
         profile = replace(profile, breakdown=None, utilisation=replace(profile.utilisation, busy=None))
     elif CAUSES in blocked and profile.breakdown is not None:
         profile = replace(profile, breakdown=replace(profile.breakdown, idle_by_cause_us={}))
     if OPERATORS in blocked:
-        kernels = tuple(cost for cost in profile.costs if cost.kind == "kernel")
+        kernels = tuple(
+            replace(cost, floor_us=None, bound=None, flops=None, least_bytes=None)
+            for cost in profile.costs
+            if cost.kind == "kernel"
+        )
         profile = replace(profile, costs=kernels, recoverable_us=None)
     if {PEAK, FLOPS} & blocked.keys():
         none = Utilisation(busy=profile.utilisation.busy)
@@ -175,8 +244,10 @@ def per_step(parts: Breakdown | None, steps: int) -> Breakdown | None:
     )
 
 
-def utilisation(found: least.Floors, steps: Steps, machine: Machine) -> tuple[Utilisation, tuple[Gap, ...]]:
-    """The shares of the peak a step reaches, and why those that are missing are.
+def utilisation(
+    found: least.Floors, steps: Steps, machine: Machine, devices: int = 1
+) -> tuple[Utilisation, tuple[Gap, ...]]:
+    """The shares of the peak a step reaches, and why those that are missing are; of several devices their mean.
 
     The time of a step comes from a recording under the profiler: the figures are at most a little low.
     """
@@ -185,20 +256,20 @@ def utilisation(found: least.Floors, steps: Steps, machine: Machine) -> tuple[Ut
         why = "no matrix product, convolution or attention of a step has recorded shapes"
         return Utilisation(), (Gap(what="MFU", why=why, collect="torch.profiler.profile(record_shapes=True, ...)"),)
     if steps.median_us is None:
-        why = "the recording has no steps that can be told apart"
+        why = "it is not known how long a step takes"
         return Utilisation(), (Gap(what="MFU", why=why, collect="call profiler.step() at the end of each step"),)
     covered, share_of = uncounted(found)
     if share_of > TOO_MUCH:
         return Utilisation(), (Gap(what="MFU", why=covered, collect=UNCOUNTED),)
     seconds = steps.median_us / 1e6
-    per_step_flops = flops / len(steps)
+    per_step_flops = flops / len(steps) / devices
     peak, source = machine.peak if machine.peak is not None else (None, None)
     peaks = machine.hardware.peak_flops
     known = all(dtype in peaks for dtype in found.model)
-    ideal = sum(count / peaks[dtype] for dtype, count in found.model.items()) / len(steps) if known else None
+    ideal = sum(count / peaks[dtype] for dtype, count in found.model.items()) / len(steps) / devices if known else None
 
     def share(count: float | None) -> float | None:
-        return count / len(steps) / seconds / peak if count is not None and peak else None
+        return count / len(steps) / devices / seconds / peak if count is not None and peak else None
 
     gaps: tuple[Gap, ...] = ()
     if share_of > 0.01:
@@ -238,19 +309,24 @@ def uncounted(found: least.Floors) -> tuple[str, float]:
 def tensor_time(table: Table, found: least.Floors, chosen: least.Flags) -> dict[str, float]:
     """Shares of the kernel time in kernels that use matrix units, that do not, and of which it is not known."""
     kernel = (table.activities.kind == KERNEL) & chosen
-    total = float(table.activities.duration[kernel].sum())
+    time = least.lengths(table)
+    total = float(time[kernel].sum())
     if total <= 0:
         return {}
     return {
-        name: float(table.activities.duration[kernel & (found.tensor == value)].sum()) / total
+        name: min(1.0, float(time[kernel & (found.tensor == value)].sum()) / total)
         for name, value in (("yes", 1), ("no", 0), ("unknown", -1))
     }
 
 
-def recoverable(costs: Sequence[Cost]) -> float | None:
-    """Time per step above the floors of the operators, None where no operator has one."""
+def recoverable(costs: Sequence[Cost], parts: Breakdown | None) -> float | None:
+    """Time per step above the floors of the operators, None where no operator has one.
+
+    Kernels that run beside each other have more time together than the device computes: no more than that is gained.
+    """
     known = [cost.recoverable_us for cost in costs if cost.kind == "family" and cost.recoverable_us is not None]
-    return sum(known) if known else None
+    most = parts.compute_us if parts is not None else math.inf
+    return min(sum(known), most) if known else None
 
 
 def limited(costs: Sequence[Cost], table: Table, full: Fullness) -> list[Cost]:

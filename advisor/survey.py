@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import pickle
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from advisor.besides import of_run, with_counters
+from advisor.besides import TRACE, of_run, with_counters
 from advisor.columns.table import Table
 from advisor.errors import AdvisorError, UsageError
-from advisor.fileprofile import machine_of, profile_of
+from advisor.fileprofile import machine_of, told_of
 from advisor.helpers import received, share
 from advisor.ingest.reader import cores, read_table
 from advisor.ingest.store import KEEP_FROM_BYTES, Store
 from advisor.ingest.store import default_folder as cache_folder
 from advisor.measured import FileProfile, Survey
-from advisor.rundir import TENSORBOARD
+from advisor.metrics.ranks import RankInput, ranks
+from advisor.rundir import REQUEST
 
 __all__ = ["Options", "analyze_file", "cache_folder", "survey"]
 
 MODULE = "advisor.survey"
-TRACE = "trace.json.gz"  # of a run
 SUFFIXES = (".json", ".json.gz")
 BESIDE_FROM_BYTES = 4 << 20  # stored bytes of all files from which processes of their own pay
 
@@ -47,23 +48,31 @@ class Options:
 def survey(paths: Sequence[Path], options: Options, on_file: Callable[[FileProfile], None] = lambda _: None) -> Survey:
     """Analyze files, folders of ranks and run folders; a file that cannot be read is refused with its reason.
 
-    Raises UsageError for a path that does not exist or a folder without traces.
+    Raises UsageError for a path that does not exist, a folder without traces and a peak that is none.
     """
+    if options.peak_flops is not None and not 0 < options.peak_flops < math.inf:
+        raise UsageError(f"a peak of {options.peak_flops:g} FLOP/s is none: give the dense peak, such as 989.4e12")
     files = [file for path in paths for file in _files(path)]
     if options.counters and len(files) != 1:
         raise UsageError(f"--counters belong to one recording, {len(files)} are given: analyze that one alone")
     found = []
-    for profile in _profiles(files, options):
+    for profile, rank in _told(files, options):
         on_file(profile)
-        found.append(profile)
-    found.sort(key=lambda profile: (profile.rank is None, profile.rank or 0, profile.path))
-    return Survey(files=tuple(found))
+        found.append((profile, rank))
+    found.sort(key=lambda pair: (pair[0].rank is None, pair[0].rank or 0, pair[0].path))
+    members = [rank for _, rank in found if rank is not None]
+    several = len(members) > 1 and any(rank.rank is not None for rank in members)
+    return Survey(files=tuple(profile for profile, _ in found), ranks=ranks(members) if several else None)
 
 
 def _files(path: Path) -> list[Path]:
-    """The traces of a path. Of a run folder it is the trace of the profiled steps."""
+    """The traces of a path. Of a run, wherever in a folder it lies, it is the trace of its profiled steps alone."""
     if path.is_dir():
-        found = sorted(item for item in path.rglob("*") if item.name.endswith(SUFFIXES) and _is_trace(item))
+        every = sorted(item for item in path.rglob("*") if item.name.endswith(SUFFIXES) and item.is_file())
+        runs = {item.parent for item in every if _marks_a_run(item)}
+        found = [
+            item for item in every if (item.name == TRACE if item.parent in runs else runs.isdisjoint(item.parents))
+        ]
         if not found:
             raise UsageError(f"no trace (.json, .json.gz) in {path}: give a trace, a folder of ranks or a run folder")
         return found
@@ -72,17 +81,15 @@ def _files(path: Path) -> list[Path]:
     return [path]
 
 
-def _is_trace(path: Path) -> bool:
-    """Whether a file may be a trace: of a run's files only the recording of its steps is."""
-    if not path.is_file() or path.parent.parent.name == TENSORBOARD:
-        return False
-    return path.name == TRACE or not (path.parent / "probe.json").is_file()
+def _marks_a_run(path: Path) -> bool:
+    """Whether a file is one by which a run's folder is known, that of a run which failed early included."""
+    return path.name == "probe.json" or (path.name == REQUEST and (path.parent / "output.log").is_file())
 
 
-def _profiles(files: Sequence[Path], options: Options) -> Iterable[FileProfile]:
+def _told(files: Sequence[Path], options: Options) -> Iterable[tuple[FileProfile, RankInput | None]]:
     count = min(len(files), options.workers or cores())
     if count <= 1 or sum(file.stat().st_size for file in files) < BESIDE_FROM_BYTES:
-        yield from (analyze_file(file, options) for file in files)
+        yield from (analyze_rank(file, options) for file in files)
         return
     alone = dataclasses.replace(options, workers=1)
     pieces = (pickle.dumps((file, alone)) for file in files)
@@ -92,15 +99,20 @@ def _profiles(files: Sequence[Path], options: Options) -> Iterable[FileProfile]:
 
 def analyze_file(path: Path, options: Options) -> FileProfile:
     """What one file says; never raises for what the file holds."""
+    return analyze_rank(path, options)[0]
+
+
+def analyze_rank(path: Path, options: Options) -> tuple[FileProfile, RankInput | None]:
+    """What one file says, and what it says as one rank of a job, None where it is refused."""
     try:
         table = _table(path, options)
     except AdvisorError as error:
-        return FileProfile(path=str(path), status="refused", reason=str(error))
+        return FileProfile(path=str(path), status="refused", reason=str(error)), None
     if not (len(table.operators) or len(table.activities) or len(table.calls) or len(table.ranges)):
         reason = "none of its events is an operator, a launch or a kernel: give a trace that torch.profiler exported"
-        return FileProfile(path=str(path), status="refused", reason=reason, events=table.events)
-    profile = profile_of(path, table, machine_of(table, options.peak_flops, options.calibration))
-    return with_counters(of_run(profile, path.parent), table, options.counters)
+        return FileProfile(path=str(path), status="refused", reason=reason, events=table.events), None
+    profile, rank = told_of(path, table, machine_of(table, options.peak_flops, options.calibration))
+    return with_counters(of_run(profile, path), table, options.counters), rank
 
 
 def _table(path: Path, options: Options) -> Table:
@@ -114,5 +126,5 @@ def _table(path: Path, options: Options) -> Table:
 
 
 if __name__ == "__main__":
-    answers = [analyze_file(*pickle.loads(piece)) for piece in received(sys.stdin.buffer)]
+    answers = [analyze_rank(*pickle.loads(piece)) for piece in received(sys.stdin.buffer)]
     pickle.dump(answers, sys.stdout.buffer, protocol=pickle.HIGHEST_PROTOCOL)

@@ -191,13 +191,14 @@ def floors(table: Table, links: Links, found: Kinds, calls: Rows, hardware: Hard
     unit = np.where(counts, unit, -1)
     tensor = _tensor(table, found, unit, hardware.arch)
     units, place = np.unique(unit, return_inverse=True)
-    measured = np.bincount(place, weights=activities.duration, minlength=len(units))
+    time = lengths(table)
+    measured = np.bincount(place, weights=time, minlength=len(units))
     matrix = np.full(len(units), -1, dtype=np.int64)
     np.maximum.at(matrix, place, tensor)
     least = _least(table, found, calls, units, matrix, hardware)
     floor = np.minimum(np.fmax(least.compute_us, least.memory_us), measured)
     with np.errstate(invalid="ignore", divide="ignore"):
-        share = np.where(measured[place] > 0, activities.duration / measured[place], 0.0)
+        share = np.where(measured[place] > 0, time / measured[place], 0.0)
         by_compute = np.nan_to_num(least.compute_us, nan=-1.0) >= np.nan_to_num(least.memory_us, nan=-1.0)
     return Floors(
         unit=unit,
@@ -209,9 +210,14 @@ def floors(table: Table, links: Links, found: Kinds, calls: Rows, hardware: Hard
         model=least.model,
         causal=least.causal,
         executed=least.executed,
-        unit_us=float(activities.duration[chosen].sum()),
+        unit_us=float(time[chosen].sum()),
         uncounted=_uncounted(table, found, unit, np.where(counts, least.flops[place], 0.0), tensor),
     )
+
+
+def lengths(table: Table) -> Floats:
+    """Microseconds of each activity; a negative duration, which a clock that was set back leaves, counts as none."""
+    return np.maximum(table.activities.duration, 0.0)
 
 
 ARITHMETIC = frozenset({"matmul", "convolution", "attention", "recurrent", "custom"})
@@ -227,10 +233,11 @@ def _uncounted(table: Table, found: Kinds, unit: Ints, flops: Floats, tensor: np
     may = [f in ARITHMETIC or n.startswith(TEMPLATES) for f, n in zip(found.family, found.name, strict=True)]
     computes = (tensor == 1) | np.array([*may, False], dtype=bool)[kind]
     rows = np.flatnonzero(np.isnan(flops) & computes)
+    time = lengths(table)
     times: dict[str, float] = {}
     for row, number in zip(rows.tolist(), kind[rows].tolist(), strict=True):
         name = found.name[number] if number >= 0 else table.names[table.activities.name[row]]
-        times[name] = times.get(name, 0.0) + float(table.activities.duration[row])
+        times[name] = times.get(name, 0.0) + float(time[row])
     return dict(sorted(times.items(), key=lambda item: (-item[1], item[0])))
 
 
@@ -392,7 +399,7 @@ def costs(
     rows_ = np.flatnonzero(chosen & (grouping.group >= 0))
     if not len(rows_):
         return ()
-    group, duration = grouping.group[rows_], table.activities.duration[rows_]
+    group, duration = grouping.group[rows_], lengths(table)[rows_]
     size = len(grouping.names)
     time = np.bincount(group, weights=duration, minlength=size)
     known = ~np.isnan(result.floor_us[rows_])

@@ -25,7 +25,8 @@ class Fullness:
 def fullness(table: Table, limits: SmLimits | None, sm_count: int | None) -> Fullness:
     """Occupancy and SM efficiency of all kernels; parts that are not known are None.
 
-    `recorded_percent` weights what the profiler wrote, a 0 included, as its own tools do.
+    `recorded_percent` weights what the profiler wrote, a 0 included, as its own tools do; what is no percentage is left
+    out.
     """
     rows = table.activities
     grid = rows.grid_x.astype(np.float64) * rows.grid_y * rows.grid_z
@@ -40,15 +41,16 @@ def fullness(table: Table, limits: SmLimits | None, sm_count: int | None) -> Ful
         sm_count=sm_count,
     )
     kernel = rows.kind == KERNEL
-    weight = np.where(kernel, rows.duration, 0.0)
+    weight = np.where(kernel, np.maximum(rows.duration, 0.0), 0.0)
     known = kernel & ~np.isnan(found.achieved)
     total = float(weight.sum())
-    blocks = np.where(np.isnan(rows.blocks_per_sm), found.blocks_per_sm, rows.blocks_per_sm)
-    share = float(weight[known].sum()) / total if total > 0 else None
+    blocks = np.where(rows.blocks_per_sm >= 0, rows.blocks_per_sm, found.blocks_per_sm)
+    recorded = np.where((rows.occupancy >= 0) & (rows.occupancy <= 100), rows.occupancy, np.nan)
+    share = min(1.0, float(weight[known].sum()) / total) if total > 0 else None
     achieved = _mean(found.achieved, weight)
     return Fullness(
         mean=Occupancy(
-            recorded_percent=_mean(rows.occupancy, weight),
+            recorded_percent=_mean(recorded, weight),
             percent=None if achieved is None else 100 * achieved,
             known=share,
             sm_efficiency=_mean(np.minimum(blocks, 1.0), weight),
@@ -76,6 +78,7 @@ def _limiters(found: formulas.Occupancy, weight: Floats, known: npt.NDArray[np.b
     times = np.bincount(place, weights=weight[known])
     rows = np.flatnonzero(known)[first]
     shares = {
-        found.limiter_name(int(row)) or "unknown": float(time) / total for row, time in zip(rows, times, strict=True)
+        found.limiter_name(int(row)) or "unknown": min(1.0, float(time) / total)
+        for row, time in zip(rows, times, strict=True)
     }
     return dict(sorted(shares.items(), key=lambda item: (-item[1], item[0])))

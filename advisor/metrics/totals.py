@@ -22,6 +22,7 @@ class Totals:
     `busy_us` is the union of kernels, copies and memsets, `span_us` the time from the first to the last of them,
     `exposed_comm_us` the union of all kernels less the union of those that do not communicate. `steps` counts the
     distinct ProfilerStep ranges of the host; shares "in steps" are of the time from the first of them to the last.
+    A negative duration, which a clock that was set back leaves, counts as none.
     """
 
     kernels: int
@@ -67,16 +68,17 @@ def totals(table: Table) -> Totals:
     steps = marked_steps(table)
     window = (float(steps[0, 0]), float(steps[:, 1].max())) if len(steps) else None
     some = bool(len(rows))
+    duration = np.maximum(rows.duration, 0.0)
     return Totals(
         kernels=int(kernel.sum()),
         memcpys=int((rows.kind == MEMCPY).sum()),
         memsets=int((rows.kind == MEMSET).sum()),
-        kernel_us=float(rows.duration[kernel].sum()) if some else None,
+        kernel_us=float(duration[kernel].sum()) if some else None,
         busy_us=length(busy) if some else None,
         kernels_busy_us=length(kernels) if some else None,
-        span_us=float(rows.end.max() - rows.start.min()) if some else None,
+        span_us=float(busy[-1, 1] - busy[0, 0]) if some else None,
         nccl_kernels=int(comm.sum()),
-        nccl_us=float(rows.duration[comm].sum()),
+        nccl_us=float(duration[comm].sum()),
         exposed_comm_us=length(kernels) - length(merged(everything[kernel & ~comm])) if some else None,
         steps=len(steps),
         step_mean_us=float((steps[:, 1] - steps[:, 0]).mean()) if len(steps) else None,
