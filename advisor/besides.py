@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,13 +11,14 @@ import msgspec
 
 from advisor.capture.counters import Recording, summarise
 from advisor.columns.table import Table
-from advisor.errors import UsageError
+from advisor.errors import ArtifactError, UsageError
 from advisor.ingest.dcgm import read_counters
 from advisor.ingest.documents import read_document
 from advisor.measured import FileProfile
 from advisor.model import Metric, SingleCounters
 from advisor.singles import kernel_counters
 
+TRACE = "trace.json.gz"  # of a run: that of its profiled steps
 PEEK_BYTES = 1 << 16
 NCU_MARKS = (b'"Kernel Name"', b"==PROF==", b"Section: GPU Speed Of Light", b"Section: Launch Statistics")
 
@@ -70,16 +72,38 @@ class _Captured(msgspec.Struct):
     timed_s: list[float] = []
 
 
-def of_run(profile: FileProfile, folder: Path) -> FileProfile:
-    """The profile of a run's trace with the counters that the run sampled and those of single kernels and operators."""
-    if (folder / "counters.json").is_file() and (folder / "capture.json").is_file():
-        window = read_document(folder / "capture.json", _Captured).timed_s
-        if len(window) == 2:
-            recording = Recording.load(folder / "counters.json")
-            profile = replace(profile, counters=summarise(recording.samples, *window))
-    if (folder / "singles.json").is_file():
-        singles = read_document(folder / "singles.json", list[SingleCounters])
-        known = {(item.kind, item.name): item.counters for item in singles}
-        costs = (replace(cost, counters=known.get((cost.kind, cost.title), cost.counters)) for cost in profile.costs)
-        profile = replace(profile, costs=tuple(costs))
+def of_run(profile: FileProfile, path: Path) -> FileProfile:
+    """The profile of a run's trace with the counters that the run sampled and those of single kernels and operators.
+
+    A trace that is not a run's stays as it is; counters that cannot be read are a note.
+    """
+    if path.name != TRACE:
+        return profile
+    for add in (_sampled, _singles):
+        try:
+            profile = add(profile, path.parent)
+        except ArtifactError as error:
+            profile = replace(profile, notes=(*profile.notes, f"counters of the run are left out: {error}"))
     return profile
+
+
+def _sampled(profile: FileProfile, folder: Path) -> FileProfile:
+    if not (folder / "counters.json").is_file() or not (folder / "capture.json").is_file():
+        return profile
+    window = read_document(folder / "capture.json", _Captured).timed_s
+    if len(window) != 2:
+        return profile
+    return replace(profile, counters=_known(summarise(Recording.load(folder / "counters.json").samples, *window)))
+
+
+def _singles(profile: FileProfile, folder: Path) -> FileProfile:
+    if not (folder / "singles.json").is_file():
+        return profile
+    singles = read_document(folder / "singles.json", list[SingleCounters])
+    known = {(item.kind, item.name): _known(item.counters) for item in singles}
+    costs = (replace(cost, counters=known.get((cost.kind, cost.title), cost.counters)) for cost in profile.costs)
+    return replace(profile, costs=tuple(costs))
+
+
+def _known(metrics: Sequence[Metric]) -> tuple[Metric, ...]:
+    return tuple(metric for metric in metrics if math.isfinite(metric.value))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from advisor.errors import OutputError
 from advisor.model import Hardware
@@ -34,13 +35,18 @@ def save(path: Path, name: str, sm_count: int | None, figures: Mapping[str, Any]
         ) from error
 
 
-def measured(path: Path, hardware: Hardware) -> Hardware:
-    """The hardware with what was measured of a device of this name and size, as it was where nothing is kept."""
-    found = _read(path).get(_key(hardware.name, hardware.sm_count))
+def measured(path: Path, hardware: Hardware, name: str | None = None, sm_count: int | None = None) -> Hardware:
+    """The hardware with what was measured of a device of this name and size, as it was where nothing is kept.
+
+    `name` and `sm_count` are what the device says of itself; without them they are taken from `hardware`, whose name is
+    that of the datasheet where it is known.
+    """
+    key = _key(name, sm_count) if name else _key(hardware.name, hardware.sm_count)
+    found = _read(path).get(key)
     if not isinstance(found, dict):
         return hardware
     flops, bandwidth = found.get("measured_flops"), found.get("measured_bandwidth")
-    if not isinstance(flops, dict) or not isinstance(bandwidth, int | float):
+    if not isinstance(flops, dict) or not all(map(_is_rate, flops.values())) or not _is_rate(bandwidth):
         return hardware
     source = f"measured by advisor doctor --calibrate on {found.get('date')}"
     return replace(
@@ -58,6 +64,10 @@ def reference(hardware: Hardware) -> tuple[float, str] | None:
         if source is not None and dtype in hardware.measured_flops:
             return hardware.measured_flops[dtype], f"{dtype} matmul rate of {hardware.name}, {source}"
     return None
+
+
+def _is_rate(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
 
 
 def _key(name: str, sm_count: int | None) -> str:

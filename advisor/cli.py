@@ -182,9 +182,6 @@ def analyze(
 
     from advisor.calibration import default_path
     from advisor.redact import Redactor
-    from advisor.reports.survey_html import render_html
-    from advisor.reports.survey_json import render_json
-    from advisor.reports.survey_terminal import render_terminal
     from advisor.survey import Options, cache_folder, survey
 
     options = Options(
@@ -197,11 +194,17 @@ def analyze(
     found = survey(paths, options)
     shown = Redactor.of_machine().value(found)
     if html is not None:
+        from advisor.reports.survey_html import render_html
+
         _write(html, render_html(shown))
     if as_json:  # for a program that looks for the paths it gave
+        from advisor.reports.survey_json import render_json
+
         named = (replace(file, path=given.path) for file, given in zip(shown.files, found.files, strict=True))
         click.echo(render_json(replace(shown, files=tuple(named))))
     else:
+        from advisor.reports.survey_terminal import render_terminal
+
         render_terminal(shown, _console())
     if all(file.status == "refused" for file in found.files):
         raise SystemExit(ArtifactError.exit_status)

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from advisor.capture.counters import Sampler
 from advisor.capture.launch import child_environment
 from advisor.errors import ScriptError, UsageError
 from advisor.hardware import lookup
+from advisor.model import Hardware
 from advisor.session import Spec
 
 SECONDS = 300.0  # for torch to load and for the products of every dtype
@@ -54,14 +56,32 @@ print(json.dumps({"torch": torch.__version__, "cuda": torch.version.cuda, "hip":
 """
 
 
-def _torch(interpreter: str) -> list[Check]:
-    done = subprocess.run([interpreter, "-c", _ASK], capture_output=True, text=True, timeout=SECONDS)
+def _asked(command: Sequence[str], environment: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """The JSON object that an interpreter prints last. Raises UsageError where it cannot be started, ScriptError."""
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS)
+    except OSError as error:
+        raise UsageError(f"{command[0]} cannot be run ({error.strerror}): name an interpreter with --python") from error
+    except subprocess.TimeoutExpired:
+        raise ScriptError(f"{command[0]} did not answer within {SECONDS:g} s") from None
     if done.returncode != 0:
-        last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
+        raise ScriptError((done.stderr.strip().splitlines() or ["it printed nothing"])[-1], detail=done.stderr or None)
+    try:
+        found = json.loads((done.stdout.strip().splitlines() or [""])[-1])
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise ScriptError(f"{command[0]} printed no answer")
+    return found
+
+
+def _torch(interpreter: str) -> list[Check]:
+    try:
+        facts = _asked([interpreter, "-c", _ASK])
+    except ScriptError as error:
         return [
-            Check(name="torch", good=False, says=f"{last}: pip install torch, or name the interpreter with --python")
+            Check(name="torch", good=False, says=f"{error}: pip install torch, or name the interpreter with --python")
         ]
-    facts = json.loads(done.stdout.strip().splitlines()[-1])
     build = f"CUDA {facts['cuda']}" if facts["cuda"] else f"ROCm {facts['hip']}" if facts["hip"] else "CPU build"
     found = [Check(name="torch", good=True, says=f"{facts['torch']}, {build}")]
     if not facts["devices"]:
@@ -78,11 +98,12 @@ def _device(name: str, count: int) -> Check:
         return Check(
             name="device", good=True, says=f"{name}" + (f", dense peak {peak / 1e12:g} TFLOP/s" if peak else "")
         )
-    return Check(
-        name="device",
-        good=False,
-        says=f"{name} ({count} multiprocessors) is not in the table: run `advisor doctor --calibrate` or give --peak",
-    )
+    bare = Hardware(name=name, kind="cuda", sm_count=count)
+    rate = calibration.reference(calibration.measured(calibration.default_path(), bare))
+    shown = f"{name} ({count} multiprocessors) is not in the table"
+    if rate is not None:
+        return Check(name="device", good=True, says=f"{shown}; {rate[0] / 1e12:.4g} TFLOP/s: {rate[1]}")
+    return Check(name="device", good=False, says=f"{shown}: run `advisor doctor --calibrate` or give --peak")
 
 
 def _counters() -> Check:
@@ -106,17 +127,11 @@ def calibrate(path: Path, interpreter: str = sys.executable) -> dict[str, Any]:
     """Measure the first visible device and keep the figures; returns them. Raises UsageError without a GPU."""
     with tempfile.TemporaryDirectory(prefix="advisor-calibrate-") as folder:
         spec = Spec(script="", argv=(), root="", out=folder, plan="")
-        done = subprocess.run(
-            [interpreter, "-m", "advisor.capture.calibrate"],
-            env=child_environment(spec, interpreter),
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-        )
-    if done.returncode != 0:
-        raise ScriptError("the device cannot be measured", detail=done.stderr)
-    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    if found["device"] is None:
+        try:
+            found = _asked([interpreter, "-m", "advisor.capture.calibrate"], child_environment(spec, interpreter))
+        except ScriptError as error:
+            raise ScriptError(f"the device cannot be measured: {error}", detail=error.detail) from None
+    if found.get("device") is None:
         raise UsageError("torch sees no GPU to calibrate: check the driver, CUDA_VISIBLE_DEVICES and torch's build")
     found["date"] = datetime.date.today().isoformat()
     calibration.save(path, found["device"], found["sm_count"], found)

@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from advisor import calibration
-from advisor.columns.table import KERNEL, Ints, Table
+from advisor.columns.schema import KERNEL
+from advisor.columns.table import Ints, Table
 from advisor.hardware import arch_name, identify, reference_peak, sm_limits, unidentified
 from advisor.ingest.recorded import device_of, place
 from advisor.measured import Breakdown, Cost, CriticalPath, FileProfile, Gap

@@ -1,7 +1,7 @@
 """Processes that take pieces of work from one queue: pieces go in as bytes, each process answers once, at the end.
 
-The processes run a module of this package with `python -m`, not a copy of the caller: they need no guard in the
-caller's script and are safe beside threads.
+The processes run a module of this package as a script, not a copy of the caller: they need no guard in the caller's
+script and are safe beside threads.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import IO
 
 from advisor.errors import ArtifactError
@@ -19,31 +19,59 @@ from advisor.errors import ArtifactError
 _LENGTH = struct.Struct("<q")
 
 
-def share(module: str, pieces: Iterable[bytes], count: int) -> list[bytes]:
+def share(module: str, pieces: Iterable[bytes], count: int, *arguments: str) -> list[bytes]:
     """Give pieces of work to `count` processes as they come free; returns what each of them wrote in the end.
 
+    Each runs the module with the arguments.
     Raises ArtifactError when one of them was killed, which is what a lack of memory looks like.
     """
-    helpers = [_Helper(module) for _ in range(count)]
-    waiting: queue.Queue[bytes | None] = queue.Queue(maxsize=count)
+    helpers: list[_Helper] = []
+    try:
+        for _ in range(count):
+            helpers.append(_Helper(module, arguments))
+        _deal(helpers, pieces)
+    except BaseException:
+        for helper in helpers:
+            helper.kill()
+        raise
+    finally:
+        for helper in helpers:
+            helper.close()
+    return [helper.answer() for helper in helpers]
+
+
+def _deal(helpers: Sequence[_Helper], pieces: Iterable[bytes]) -> None:
+    waiting: queue.Queue[bytes | None] = queue.Queue(maxsize=len(helpers))
     threads = [threading.Thread(target=helper.serve, args=(waiting,), daemon=True) for helper in helpers]
     for thread in threads:
         thread.start()
     try:
         for piece in pieces:
             waiting.put(piece)
+    except BaseException:
+        for helper in helpers:
+            helper.kill()  # what it has heard is of no use any more
+        raise
     finally:
         for _ in helpers:
             waiting.put(None)
         for thread in threads:
             thread.join()
-    return [helper.answer() for helper in helpers]
 
 
 class _Helper:
-    def __init__(self, module: str) -> None:
-        command = [sys.executable, "-m", module]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    def __init__(self, module: str, arguments: Sequence[str]) -> None:
+        # The search path of this process: `python -m` alone would put the working folder first, whose files may bear
+        # the names of modules.
+        found = [str(entry) for entry in sys.path]
+        code = f"import runpy, sys; sys.path[:] = {found!r}; runpy.run_module({module!r}, run_name='__main__')"
+        command = [sys.executable, "-c", code, *arguments]
+        try:
+            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        except OSError as error:
+            raise ArtifactError(
+                f"no process to read traces can be started ({error.strerror or error}): use --workers 1"
+            ) from None
         self._failed: OSError | None = None
         self._answer = b""
 
@@ -68,8 +96,23 @@ class _Helper:
             except OSError as error:
                 self._failed = error
 
+    def kill(self) -> None:
+        """Stop the process; its pipes end, so that whoever waits for it goes on."""
+        self._process.kill()
+
+    def close(self) -> None:
+        """Wait for the end of the process and let go of its pipes."""
+        for pipe in (self._process.stdin, self._process.stdout):
+            try:
+                if pipe is not None:
+                    pipe.close()
+            except OSError as error:  # what was not yet written to a process that has ended
+                self._failed = error
+        self._process.wait()
+
     def answer(self) -> bytes:
-        status = self._process.wait()
+        """What the process wrote; after `close`."""
+        status = self._process.returncode
         if status != 0 or self._failed is not None:
             raise ArtifactError(
                 f"a process that reads traces ended with status {status}: where memory is short, use --workers 1"
@@ -79,5 +122,11 @@ class _Helper:
 
 def received(pipe: IO[bytes]) -> Iterator[bytes]:
     """The pieces that `share` sent to this process, to their end."""
-    while length := _LENGTH.unpack(pipe.read(_LENGTH.size))[0]:
+    while True:
+        head = pipe.read(_LENGTH.size)
+        if len(head) < _LENGTH.size:
+            raise SystemExit(1)  # the other process was killed
+        length = _LENGTH.unpack(head)[0]
+        if length == 0:
+            return
         yield pipe.read(length)

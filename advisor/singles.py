@@ -10,7 +10,8 @@ import numpy as np
 
 from advisor.capture.replaying import RecordedCall, replay
 from advisor.columns.inputs import Inputs
-from advisor.columns.table import KERNEL, Table
+from advisor.columns.schema import KERNEL
+from advisor.columns.table import Table
 from advisor.fileprofile import machine_of, profile_of
 from advisor.ingest.ncu import read_ncu
 from advisor.ingest.ncu_join import TraceKernels, join, metrics_by_row

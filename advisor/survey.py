@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from advisor.besides import TRACE, of_run, with_counters
 from advisor.columns.table import Table
 from advisor.errors import AdvisorError, UsageError
 from advisor.fileprofile import machine_of, told_of
@@ -112,7 +111,11 @@ def analyze_rank(path: Path, options: Options) -> tuple[FileProfile, RankInput |
         reason = "none of its events is an operator, a launch or a kernel: give a trace that torch.profiler exported"
         return FileProfile(path=str(path), status="refused", reason=reason, events=table.events), None
     profile, rank = told_of(path, table, machine_of(table, options.peak_flops, options.calibration))
-    return with_counters(of_run(profile, path), table, options.counters), rank
+    if options.counters or path.name == TRACE:
+        from advisor.besides import of_run, with_counters
+
+        profile = with_counters(of_run(profile, path), table, options.counters)
+    return profile, rank
 
 
 def _table(path: Path, options: Options) -> Table:

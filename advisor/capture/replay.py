@@ -17,6 +17,9 @@ from typing import Any
 
 import torch
 
+from advisor.operators.families import POINTWISE, plain_name
+
+DEVICE = "cuda"
 SETTLE_S = 0.1  # from the first repetition to where a window begins
 BATCH_S = 0.02  # work enqueued at once
 ATTEMPTS = 3
@@ -42,6 +45,7 @@ DTYPES = {
     )
     if hasattr(torch, name)
 }
+NUMBERS = ("float64", "int64", "complex128", "bool")  # what torch makes of a Python number
 
 
 class CannotReplay(Exception):
@@ -64,18 +68,23 @@ def main(plan: Path, result: Path) -> None:
         except CannotReplay as error:
             found.append({"reason": str(error)})
         except (RuntimeError, ValueError, TypeError, IndexError) as error:  # what torch says of arguments it refuses
-            found.append(
-                {"reason": f"torch refuses the recorded arguments: {str(error).strip().splitlines()[0][:200]}"}
-            )
+            found.append({"reason": f"torch refuses the recorded arguments: {_first_line(error)}"})
         torch.cuda.empty_cache()
         result.write_text(json.dumps(found), encoding="utf-8")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
 # ----------------------------------------------------------------------------------------------------------- arguments
 
 
 def prepare(call: Mapping[str, Any]) -> Callable[[], object]:
-    """The call with arguments of the recorded sizes, dtypes and strides; raises CannotReplay."""
+    """The call with arguments of the recorded sizes, dtypes and strides; raises CannotReplay.
+
+    Inference mode leaves autograd out, which takes no undefined tensor where a backward operator does.
+    """
     name = str(call["name"])
     space, _, plain = name.partition("::")
     if space != "aten" or not hasattr(torch.ops.aten, plain):
@@ -86,10 +95,10 @@ def prepare(call: Mapping[str, Any]) -> Callable[[], object]:
         operator = getattr(packet, overload)
         try:
             arguments, named = _arguments(operator._schema.arguments, call)
-            with torch.no_grad():
+            with torch.inference_mode():
                 operator(*arguments, **named)
         except (CannotReplay, RuntimeError, TypeError) as error:
-            reasons.append(str(error).strip().splitlines()[0][:200])
+            reasons.append(_first_line(error))
             continue
         return lambda: operator(*arguments, **named)
     raise CannotReplay(reasons[0] if reasons else f"{name} has no overload")
@@ -109,12 +118,26 @@ def _arguments(schema: Sequence[Any], call: Mapping[str, Any]) -> tuple[list[obj
                 raise CannotReplay("no overload takes so few arguments")
             break
         text = concrete[place] if place < len(concrete) else ""
-        value = _value(argument, shapes[place], dtypes[place], strides[place] if place < len(strides) else None, text)
+        if _is_number(call, place):
+            value: object = torch.ones((), dtype=DTYPES[dtypes[place]])
+        else:
+            layout = strides[place] if place < len(strides) else None
+            value = _value(argument, shapes[place], dtypes[place], layout, text)
         if argument.kwarg_only:
             named[argument.name] = value
         else:
             found.append(value)
     return found, named
+
+
+def _is_number(call: Mapping[str, Any], place: int) -> bool:
+    """Whether an input of a pointwise call is a Python number, which torch records as a tensor without dimensions.
+
+    It stays on the host and the kernel gets its value; one in device memory would make it another kernel.
+    """
+    shapes, dtypes = call["shapes"], call["dtypes"]
+    pointwise = plain_name(str(call["name"])) in POINTWISE and any(len(shape) for shape in shapes)
+    return pointwise and not shapes[place] and dtypes[place] in NUMBERS
 
 
 def _value(argument: Any, shape: Sequence[int], dtype: str, strides: Sequence[int] | None, text: str) -> object:
@@ -123,23 +146,29 @@ def _value(argument: Any, shape: Sequence[int], dtype: str, strides: Sequence[in
         return _tensor(shape, dtype, strides)
     if "Tensor" not in kind:
         return _constant(kind, text, argument)
-    if not kind.startswith("Optional") or text:
+    if "List" in kind:
         raise CannotReplay("lists of tensors are not recorded one by one")
-    return None
+    if shape or text:
+        raise CannotReplay("the dtype of an input is not known")
+    return None  # an undefined tensor, also where the schema has no Optional
 
 
 def _constant(kind: str, text: str, argument: Any) -> object:
-    """A constant argument out of its recorded text; numbers of dtypes, layouts and devices take their default."""
+    """A constant argument out of its recorded text; devices and generators take their default."""
+    if kind in ("str", "Optional[str]"):
+        raise CannotReplay(f"the text of the argument {argument.name} is not recorded")
     if text in ("", "None") or any(word in kind for word in ("Device", "Layout", "Generator", "MemoryFormat")):
         if argument.has_default_value():
             return argument.default_value
         if kind.startswith("Optional"):
             return None
-        raise CannotReplay("a constant argument was not recorded")
+        raise CannotReplay(f"the argument {argument.name} is not recorded")
     if text in ("True", "False"):
         return text == "True"
     try:
-        return json.loads(text) if text[0] in "[{" else int(text) if text.lstrip("-").isdigit() else float(text)
+        if text[0] == "[":
+            return json.loads(text.replace("True", "true").replace("False", "false"))
+        return int(text) if text.lstrip("-").isdigit() else float(text)
     except ValueError:
         raise CannotReplay(f"the constant argument {text[:40]!r} cannot be read") from None
 
@@ -152,11 +181,11 @@ def _tensor(shape: Sequence[int], dtype: str, strides: Sequence[int] | None) -> 
     layout = tuple(strides) if strides is not None and len(strides) == len(shape) else None
     size = 1 + sum((n - 1) * s for n, s in zip(shape, layout, strict=True)) if layout else math.prod(shape)
     if math.prod(shape) == 0:
-        return torch.empty(tuple(shape), dtype=kind, device="cuda")
+        return torch.empty(tuple(shape), dtype=kind, device=DEVICE)
     if kind.is_floating_point:
-        flat = torch.randn(size, device="cuda", dtype=torch.float32 if kind.itemsize < 2 else kind).to(kind)
+        flat = torch.randn(size, device=DEVICE, dtype=torch.float32 if kind.itemsize < 2 else kind).to(kind)
     else:
-        flat = torch.zeros(size, device="cuda", dtype=kind)
+        flat = torch.zeros(size, device=DEVICE, dtype=kind)
     return flat.as_strided(tuple(shape), layout) if layout else flat.reshape(tuple(shape))
 
 
@@ -164,7 +193,7 @@ def _tensor(shape: Sequence[int], dtype: str, strides: Sequence[int] | None) -> 
 
 
 def _once(run: Callable[[], object]) -> dict[str, Any]:
-    with torch.no_grad():
+    with torch.inference_mode():
         run()
         torch.cuda.synchronize()
         torch.cuda.profiler.start()
@@ -176,7 +205,7 @@ def _once(run: Callable[[], object]) -> dict[str, Any]:
 
 def _window(run: Callable[[], object], seconds: float) -> dict[str, Any]:
     """The stretch of time in which the call ran back to back."""
-    with torch.no_grad():
+    with torch.inference_mode():
         single = _time(run)
         if single < GRAPH_BELOW_S:
             run, repeated = _graph(run), REPETITIONS

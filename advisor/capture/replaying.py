@@ -49,6 +49,8 @@ def replay(calls: Sequence[RecordedCall], *, interpreter: str = sys.executable) 
 
     Counters that the device does not offer make every entry say so.
     """
+    if not calls:
+        return ()
     with TemporaryDirectory(prefix="advisor-replay-") as folder:
         work = Path(folder)
         sampler = Sampler(visible_device(os.environ))
@@ -81,12 +83,23 @@ def run_calls(
         )
     except subprocess.TimeoutExpired:
         raise ScriptError(f"replaying {len(calls)} operator calls did not end within {limit:g} s") from None
-    found: list[dict[str, Any]] = json.loads(result.read_text(encoding="utf-8")) if result.is_file() else []
+    except OSError as error:
+        raise ScriptError(f"operator calls cannot be replayed: {error.strerror}: {command[0]}") from None
+    found = _records(result)
     if not found:
         last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
         raise ScriptError(f"operator calls cannot be replayed: {last}", detail=done.stderr or None)
     lost = {"reason": "the process that replays calls ended before this one"}
     return [*found, *[lost] * (len(calls) - len(found))]
+
+
+def _records(result: Path) -> list[dict[str, Any]]:
+    """What the child wrote, one record per call it came to; nothing where it ended while it wrote."""
+    try:
+        found: list[dict[str, Any]] = json.loads(result.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return []
+    return found
 
 
 def _replayed(call: RecordedCall, item: dict[str, Any], recording: Recording) -> Replayed:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from advisor.columns.table import Signature
+from advisor.columns.schema import Signature
 
 Sizes = tuple[int, ...]
 Entry = Sizes | tuple[Sizes, ...]  # of one input: a tensor's sizes, or those of each tensor of a list

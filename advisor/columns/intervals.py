@@ -16,9 +16,9 @@ NO_INTERVALS: Intervals = np.empty((0, 2))
 
 
 def intervals(start: npt.ArrayLike, duration: npt.ArrayLike) -> Intervals:
-    """Intervals from starts and durations."""
+    """Intervals from starts and durations; a negative duration, which a damaged trace may hold, counts as none."""
     begin = np.asarray(start, dtype=np.float64).reshape(-1)
-    return np.column_stack((begin, begin + np.asarray(duration, dtype=np.float64).reshape(-1)))
+    return np.column_stack((begin, begin + np.maximum(np.asarray(duration, dtype=np.float64).reshape(-1), 0.0)))
 
 
 def merged(found: Intervals) -> Intervals:

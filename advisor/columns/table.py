@@ -8,50 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from advisor.columns.schema import Collective, Signature
+
 Floats: TypeAlias = npt.NDArray[np.float64]
 Ints: TypeAlias = npt.NDArray[np.int64]
-
-KERNEL, MEMCPY, MEMSET = 0, 1, 2  # kinds of activities
-ANNOTATION, MODULE, WINDOW = 0, 1, 2  # kinds of ranges
-
-_TIMED = {"name": "i", "start": "d", "duration": "d"}
-COLUMNS: dict[str, dict[str, str]] = {  # array type codes: i and q integers, d floats, b small integers
-    "operators": {**_TIMED, "thread": "i", **dict.fromkeys(("order", "sequence", "forward_thread"), "q")}
-    | {"signature": "i"},
-    "calls": {**_TIMED, "thread": "i", "correlation": "q"},
-    "activities": {**_TIMED, "kind": "b"}
-    | dict.fromkeys(("device", "stream", "correlation", "graph"), "q")
-    | dict.fromkeys(("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z", "registers", "shared"), "q")
-    | dict.fromkeys(("occupancy", "blocks_per_sm", "bytes"), "d")
-    | {"collective": "i"},
-    "ranges": {**_TIMED, "thread": "i", "kind": "b"},
-}
-
-
-class Signature(NamedTuple):
-    """What an operator call recorded of its inputs, as JSON texts, empty where it was not recorded."""
-
-    dims: bytes
-    types: bytes
-    concrete: bytes
-    strides: bytes
-
-
-class Collective(NamedTuple):
-    """What a communication kernel recorded of its collective; sizes in elements, NaN and -1 where unknown."""
-
-    name: str
-    elements: float
-    elements_out: float
-    dtype: str
-    group: str
-    group_size: int
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorRows:

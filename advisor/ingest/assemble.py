@@ -7,28 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from advisor.columns.table import ANNOTATION, COLUMNS, ROWS, Table
+from advisor.columns.schema import ANNOTATION, COLUMNS
+from advisor.columns.table import ROWS, Table
 from advisor.ingest.decode import Part
+from advisor.ingest.events import HEAD
 
 _TYPES: Mapping[str, Any] = {"i": np.int32, "q": np.int64, "d": np.float64, "b": np.int8}
-HEAD = (  # of what a document says besides its events: nothing that names people, paths or machines
-    "schemaVersion",
-    "deviceProperties",
-    "computeProperties",
-    "distributedInfo",
-    "cuda_runtime_version",
-    "cuda_driver_version",
-    "hip_runtime_version",
-    "hip_driver_version",
-    "record_shapes",
-    "with_stack",
-)
 _ORDER = {  # the last key decides first
-    "operators": ("order", "thread", "-duration", "start"),
-    "calls": ("duration", "correlation", "thread", "start"),
+    "operators": ("name", "order", "thread", "-duration", "start"),
+    "calls": ("name", "duration", "correlation", "thread", "start"),
     "activities": ("name", "duration", "correlation", "stream", "device", "start"),
     "ranges": ("name", "thread", "-duration", "start"),
 }
+_ODD = 0x9E3779B97F4A7C15  # 2^64 divided by the golden ratio, as of multiplicative hashing (Knuth, TAOCP 3, 6.4)
 
 
 def assemble(parts: Sequence[Part], head: Mapping[str, Any], lost: Sequence[str]) -> Table:
@@ -70,26 +61,48 @@ def _origin(columns: Mapping[str, Any]) -> float:
 
 
 class _Merged:
-    """The texts of several parts as one sorted list, and for each part where its own went."""
+    """The texts of several parts as one sorted list, and for each part where its own went.
+
+    Items are told apart by what they print: NaN in an item is not equal to itself.
+    """
 
     def __init__(self, lists: Sequence[Sequence[Any]]) -> None:
-        self.items: list[Any] = sorted({item for items in lists for item in items}, key=repr)
-        places = {item: place for place, item in enumerate(self.items)}
-        self.places = [np.array([places[item] for item in items] + [-1], dtype=np.int32) for items in lists]
+        printed = {repr(item): item for items in lists for item in items}
+        places = {text: place for place, text in enumerate(sorted(printed))}
+        self.items: list[Any] = [printed[text] for text in places]
+        self.places = [np.array([places[repr(item)] for item in items] + [-1], dtype=np.int32) for items in lists]
 
 
 def _columns(parts: Sequence[Part], table: str, numbered: Mapping[str, _Merged]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for column, code in COLUMNS[table].items():
-        pieces = [np.array(part.tables[table][column], dtype=_TYPES[code]) for part in parts]
+        pieces = [np.frombuffer(part.tables[table].pop(column), dtype=_TYPES[code]) for part in parts]
         if column in numbered:  # -1 stays -1: it addresses the last place
             pieces = [numbered[column].places[place][piece] for place, piece in enumerate(pieces)]
-        found[column] = np.concatenate(pieces) if pieces else np.empty(0, dtype=_TYPES[code])
-        for part in parts:
-            del part.tables[table][column]
+        found[column] = np.concatenate(pieces) if len(pieces) != 1 else pieces[0]
     return found
 
 
-def _sorted(columns: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+def _sorted(columns: dict[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+    """Rows by the keys, and by all they hold where the keys tie; takes the columns over."""
     order = np.lexsort([-columns[key[1:]] if key.startswith("-") else columns[key] for key in keys])
-    return {name: values[order] for name, values in columns.items()}
+    tied = np.ones(max(0, len(order) - 1), dtype=bool)
+    for key in keys:
+        values = columns[key.removeprefix("-")][order]
+        tied &= values[1:] == values[:-1]
+    if tied.any():
+        places = np.flatnonzero(np.concatenate((tied, [False])) | np.concatenate(([False], tied))).astype(np.int32)
+        rows = order[places].astype(np.int32)
+        groups = np.cumsum(np.concatenate(([True], ~tied)), dtype=np.int32)[places]
+        order[places] = rows[np.lexsort((_digest(columns, rows), groups))]
+    return {name: columns.pop(name)[order] for name in list(columns)}
+
+
+def _digest(columns: Mapping[str, Any], rows: Any) -> Any:
+    """One number for all that each of some rows holds."""
+    found = np.zeros(len(rows), dtype=np.uint64)
+    for values in columns.values():
+        exact = values[rows].astype(np.float64 if values.dtype == np.float64 else np.int64).view(np.uint64)
+        found = (found ^ exact) * np.uint64(_ODD)
+        found ^= found >> np.uint64(29)
+    return found

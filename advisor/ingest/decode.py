@@ -6,22 +6,24 @@ rest (Python frames, flows, instants, metadata) is only counted. Repeated texts 
 
 from __future__ import annotations
 
-import json
 import re
+import sys
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar, Union
 
 import msgspec
 
-from advisor.columns.table import ANNOTATION, COLUMNS, KERNEL, MEMCPY, MEMSET, MODULE, WINDOW, Collective, Signature
-from advisor.ingest.events import NOT_A_NUMBER, scan
+from advisor.columns.schema import ANNOTATION, COLUMNS, KERNEL, MEMCPY, MEMSET, MODULE, WINDOW, Collective, Signature
+from advisor.ingest.events import mended, scan, with_null
 
 NOTHING = msgspec.Raw(b"")
 _WORD = 1 << 63
 Word = Annotated[int, msgspec.Meta(ge=-_WORD, le=_WORD - 1)]
 NAN = float("nan")
+FAR = 1e18  # microseconds; no clock counts so many
 
 DEVICE = {
     **dict.fromkeys(("kernel", "Kernel"), KERNEL),
@@ -44,6 +46,40 @@ class _Event(msgspec.Struct, gc=False):
     ts: float = NAN
     dur: float | None = None
     args: msgspec.Raw = NOTHING
+
+
+class _Frame(msgspec.Struct, gc=False, tag_field="cat", tag="python_function"):
+    ph: str = ""
+    name: str = ""
+    pid: Word | str | None = None
+    tid: Word | str | None = None
+    ts: float = NAN
+    dur: float | None = None
+
+
+def _counted(category: str) -> Any:
+    """The class of a category that is only counted: nothing else of its events is read."""
+    return msgspec.defstruct("_Counted", [("ph", str, "")], tag_field="cat", tag=category, gc=False)
+
+
+def _kept(category: str) -> Any:
+    """The class of a category that is kept: the fields of `_Event`."""
+    return msgspec.defstruct("_Kept", _FIELDS, tag_field="cat", tag=category, gc=False)
+
+
+_FIELDS: list[Any] = [
+    ("ph", str, ""),
+    ("name", str, ""),
+    ("pid", Word | str | None, None),
+    ("tid", Word | str | None, None),
+    ("ts", float, NAN),
+    ("dur", float | None, None),
+    ("args", msgspec.Raw, NOTHING),
+]
+_COUNTED = (
+    *("ac2g", "async", "async_cpu_to_gpu", "async_gpu", "cpu_instant_event", "cuda_sync", "fwdbwd"),
+    *("gpu_user_annotation", "overhead"),
+)
 
 
 class _OperatorArguments(msgspec.Struct, gc=False):
@@ -85,22 +121,24 @@ Arguments = TypeVar("Arguments")
 
 
 class _Reader(NamedTuple):
-    """Decodes the arguments of many events at once, and of a damaged one alone."""
+    """Decodes the arguments of many events at once, or of one alone when those of another are damaged."""
 
     many: msgspec.json.Decoder[list[Any]]
-    one: Callable[[object], Any]
-    empty: Any
+    one: msgspec.json.Decoder[Any]
+    lenient: msgspec.json.Decoder[Any]
 
 
 def _reader(kind: type[Any]) -> _Reader:
     return _Reader(
         msgspec.json.Decoder(list[kind]),  # type: ignore[valid-type]
-        lambda value: msgspec.convert(value, kind, strict=False),
-        kind(),
+        msgspec.json.Decoder(kind),
+        msgspec.json.Decoder(kind, strict=False),
     )
 
 
-_EVENTS = msgspec.json.Decoder(list[_Event])
+_EVENTS = _reader(_Event)
+_KNOWN: Any = Union[(_Frame, *map(_counted, _COUNTED), *map(_kept, sorted(_KEPT)))]
+_USUAL: Any = msgspec.json.Decoder(list[_KNOWN])  # half again as fast, where every event has one of these categories
 _OPERATOR = _reader(_OperatorArguments)
 _CALL = _reader(_CallArguments)
 _ACTIVITY = _reader(_DeviceArguments)
@@ -110,10 +148,13 @@ Item = TypeVar("Item")
 
 
 class _Codes(dict[Item, int]):
-    """Numbers texts in the order of their first appearance."""
+    """Numbers texts in the order of their first appearance; `size` is about the bytes they take."""
+
+    size = 0
 
     def __missing__(self, item: Item) -> int:
         self[item] = number = len(self)
+        self.size += sys.getsizeof(item) + (sum(sys.getsizeof(part) for part in item) if isinstance(item, tuple) else 0)
         return number
 
 
@@ -121,7 +162,8 @@ class _Codes(dict[Item, int]):
 class Part:
     """The columns of some chunks and the texts their numbers stand for; times are microseconds as recorded.
 
-    `counts` has the events by category, all phases; `skipped` counts events or places that could not be read.
+    `counts` has the events by category, all phases; `skipped` counts events or places that could not be read. `torn`
+    says that a chunk may not have been cut between events, `full` that more came than is kept in memory.
     """
 
     tables: dict[str, dict[str, array[Any]]] = field(
@@ -136,45 +178,79 @@ class Part:
     counts: dict[str, int] = field(default_factory=dict)
     events: int = 0
     skipped: int = 0
+    torn: bool = False
+    full: bool = False
 
 
 class Decoder:
-    """Collects chunks into one `Part`."""
+    """Collects chunks into one `Part`, as long as they take no more than `limit_bytes`; `exact` as of `Events`."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit_bytes: int, *, exact: bool) -> None:
+        self._limit_bytes = limit_bytes
+        self._exact = exact
         self._part = Part()
         self._names: _Codes[str] = _Codes()
-        self._threads: _Codes[tuple[str, str]] = _Codes()
-        self._signatures: _Codes[Signature] = _Codes()
+        self._threads: _Codes[tuple[Any, Any]] = _Codes()
+        self._signatures: _Codes[tuple[bytes, bytes, bytes, bytes]] = _Codes()
         self._collectives: _Codes[Collective] = _Codes()
 
     def part(self) -> Part:
         """What the chunks held."""
         part = self._part
-        part.names, part.threads = list(self._names), list(self._threads)
-        part.signatures, part.collectives = list(self._signatures), list(self._collectives)
+        part.names = list(self._names)
+        part.threads = [(str(process), str(thread)) for process, thread in self._threads]
+        part.signatures, part.collectives = [Signature(*item) for item in self._signatures], list(self._collectives)
         return part
+
+    @property
+    def done(self) -> bool:
+        """Whether more chunks are of no use."""
+        return self._part.full or self._part.torn
+
+    def _size(self) -> int:
+        rows = sum(values.itemsize * len(values) for table in self._part.tables.values() for values in table.values())
+        return rows + self._names.size + self._threads.size + self._signatures.size + self._collectives.size
 
     def feed(self, chunk: bytes) -> None:
         """Add the events of a chunk `{...},{...}`; what cannot be read is counted, never raised."""
-        events = self._events(chunk)
+        if self._size() > self._limit_bytes:
+            self._part.full = True
+            return
+        usual = _usual(chunk)
+        kept, modules = self._sorted(usual) if usual is not None else self._sorted_by_name(self._events(chunk))
+        for category, events in kept.items():
+            self._keep(category, _timed(events), len(events))
+        modules = [event for event in modules if event.ph == "X" and event.name.startswith(MODULE_PREFIX)]
+        self._ranges(_timed(modules), MODULE)
+
+    def _sorted(self, events: Sequence[Any]) -> tuple[dict[str, list[Any]], list[Any]]:
+        """Count events by category; those to keep, and those that may be modules."""
+        by_kind: dict[Any, list[Any]] = defaultdict(list)
+        for event in events:
+            by_kind[event.__class__].append(event)
         part = self._part
         part.events += len(events)
-        kept: dict[str, list[_Event]] = {}
-        for event in events:
-            category = event.cat
-            if event.ph == "X" and category is not None:
-                kept.setdefault(category, []).append(event)
-            else:
-                key = category or f"phase {event.ph}"
-                part.counts[key] = part.counts.get(key, 0) + 1
-        for category, chosen in kept.items():
+        for kind, chosen in by_kind.items():
+            category = kind.__struct_config__.tag
             part.counts[category] = part.counts.get(category, 0) + len(chosen)
-            if category in _KEPT:
-                self._keep(category, [event for event in chosen if _timed(event)], len(chosen))
+        found = {kind.__struct_config__.tag: chosen for kind, chosen in by_kind.items()}
+        kept = {name: [event for event in chosen if event.ph == "X"] for name, chosen in found.items() if name in _KEPT}
+        return kept, [event for event in found.get("python_function", ()) if event.name[:3] == MODULE_PREFIX[:3]]
+
+    def _sorted_by_name(self, events: Sequence[_Event]) -> tuple[dict[str, list[Any]], list[Any]]:
+        """The same for events of any category, or of none."""
+        part = self._part
+        part.events += len(events)
+        kept: dict[str, list[Any]] = {}
+        modules = []
+        for event in events:
+            category = event.cat or f"phase {event.ph}"
+            part.counts[category] = part.counts.get(category, 0) + 1
+            if event.ph == "X" and event.cat in _KEPT:
+                kept.setdefault(category, []).append(event)
             elif category == "python_function":
-                modules = [event for event in chosen if event.name.startswith(MODULE_PREFIX) and _timed(event)]
-                self._ranges(modules, MODULE)
+                modules.append(event)
+        return kept, modules
 
     def _keep(self, category: str, events: list[_Event], total: int) -> None:
         self._part.skipped += total - len(events)
@@ -199,7 +275,7 @@ class Decoder:
         columns["duration"].extend([event.dur or 0.0 for event in events])
         if "thread" in columns:
             threads = self._threads
-            columns["thread"].extend([threads[str(event.pid), str(event.tid)] for event in events])
+            columns["thread"].extend([threads[event.pid, event.tid] for event in events])
         return columns
 
     def _ranges(self, events: Sequence[_Event], kind: int) -> None:
@@ -220,7 +296,7 @@ class Decoder:
         columns["forward_thread"].extend([item.forward_thread for item in arguments])
         columns["signature"].extend(
             [
-                signatures[Signature(bytes(item.dims), bytes(item.types), bytes(item.concrete), bytes(item.strides))]
+                signatures[bytes(item.dims), bytes(item.types), bytes(item.concrete), bytes(item.strides)]
                 for item in arguments
             ]
         )
@@ -229,7 +305,10 @@ class Decoder:
         events, arguments = self._arguments(events, _ACTIVITY)
         columns = self._common("activities", events)
         columns["kind"].extend([kind] * len(events))
-        for name in ("device", "stream", "correlation", "registers", "shared", "occupancy", "blocks_per_sm", "bytes"):
+        pairs = list(zip(events, arguments, strict=True))
+        columns["device"].extend([item.device if item.device >= 0 else _number(event.pid) for event, item in pairs])
+        columns["stream"].extend([item.stream if item.stream >= 0 else _number(event.tid) for event, item in pairs])
+        for name in ("correlation", "registers", "shared", "occupancy", "blocks_per_sm", "bytes"):
             columns[name].extend([getattr(item, name) for item in arguments])
         columns["graph"].extend([item.graph for item in arguments])
         for place, axis in enumerate("xyz"):
@@ -242,20 +321,22 @@ class Decoder:
 
     def _events(self, chunk: bytes) -> list[_Event]:
         try:
-            return _EVENTS.decode(b"[" + chunk + b"]")
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            pass
-        repaired = NOT_A_NUMBER.sub(b": null", chunk)
+            return _EVENTS.many.decode(b"[" + chunk + b"]")
+        except (msgspec.DecodeError, RecursionError):
+            mended = with_null(chunk)
         try:
-            return _EVENTS.decode(b"[" + repaired + b"]")
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return list(self._one_by_one(repaired))
+            return _EVENTS.many.decode(b"[" + mended + b"]")
+        except (msgspec.DecodeError, RecursionError):
+            return list(self._one_by_one(mended))
 
     def _one_by_one(self, chunk: bytes) -> Iterable[_Event]:
-        found = scan(chunk.decode("utf-8", errors="replace"), last=True)
+        found = scan(chunk, last=True)
+        if not self._exact and (found.cut or found.ended or found.wasted > 4 * len(chunk)):
+            self._part.torn = True
+            return
         self._part.skipped += found.skipped
         for text in found.events:
-            event = _lenient(text)
+            event = _decoded(text, _EVENTS)
             if event is None:
                 self._part.skipped += 1
             else:
@@ -270,30 +351,58 @@ class Decoder:
             pass
         pairs = []
         for event, text in zip(events, texts, strict=True):
-            try:
-                pairs.append((event, reader.one(json.loads(text) or {})))
-            except (msgspec.ValidationError, ValueError, RecursionError, OverflowError):
+            arguments = _decoded(b"{}" if text in (b"null", b"[]") else text, reader)
+            if arguments is None:
                 self._part.skipped += 1
+            else:
+                pairs.append((event, arguments))
         return [event for event, _ in pairs], [item for _, item in pairs]
 
 
-def _timed(event: _Event) -> bool:
-    return -1e18 < event.ts < 1e18 and (event.dur is None or -1e18 < event.dur < 1e18)
+def decode(chunks: Iterable[bytes], decoder: Decoder) -> Part:
+    """The columns of some chunks, as far as the decoder takes them."""
+    for chunk in chunks:
+        decoder.feed(chunk)
+        if decoder.done:
+            break
+    return decoder.part()
 
 
-def _lenient(text: str) -> _Event | None:
-    """An event with numbers written as texts or without its optional parts; None when its time cannot be read."""
+def _usual(chunk: bytes) -> list[Any] | None:
+    """The events of a chunk whose categories are all known here, None when it holds anything else."""
     try:
-        value = json.loads(text)
-        if not isinstance(value, dict):
-            return None
-        arguments = value.pop("args", None)
-        event = msgspec.convert(value, _Event, strict=False)
-    except (msgspec.ValidationError, ValueError, RecursionError, OverflowError):
+        found: list[Any] = _USUAL.decode(b"[" + chunk + b"]")
+    except (msgspec.DecodeError, RecursionError):
         return None
-    if isinstance(arguments, dict):
-        event.args = msgspec.Raw(json.dumps(arguments).encode())
-    return event
+    return found
+
+
+def _timed(events: list[Any]) -> list[Any]:
+    """The events whose times can be right."""
+    if not events:
+        return events
+    columns = [event.ts for event in events], [event.dur or 0.0 for event in events]
+    # A sum is no number where a part is none: minimum and maximum do not tell.
+    if all((total := sum(values)) - total == 0.0 and min(values) > -FAR and max(values) < FAR for values in columns):
+        return events
+    return [e for e in events if -FAR < e.ts < FAR and (e.dur is None or -FAR < e.dur < FAR)]
+
+
+def _decoded(text: bytes, reader: _Reader) -> Any | None:
+    """One item out of its text, if need be with numbers written as texts or characters that are none; else None."""
+    try:
+        return reader.one.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        pass
+    try:
+        return reader.lenient.decode(mended(text))
+    except (ValueError, RecursionError):
+        return None
+
+
+def _number(lane: int | str | None) -> int:
+    """Kineto writes the device of an activity as its process and the stream as its thread (output_json.cpp)."""
+    return lane if isinstance(lane, int) and lane >= 0 else -1
 
 
 def _sequence(number: int) -> int:

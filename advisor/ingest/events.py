@@ -1,39 +1,83 @@
 """Cuts the text of a Chrome trace into chunks of whole events, whatever stands before and after them.
 
 Kineto writes `{ "ph"` first in every event, and that sequence cannot occur inside a JSON string, where quotes are
-escaped, nor in the arguments it writes: searching backwards for it finds a boundary exactly. Text laid out otherwise
-is read event by event.
+escaped: searching backwards for it finds a boundary at once, unless the arguments of an event hold such objects, too.
+Whoever decodes the chunks notices when a cut was none (`Scan.cut`); reading exactly, event by event, is the way then,
+and for text laid out otherwise.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
+
+import msgspec
 
 from advisor.errors import ArtifactError
 
 HEAD_LIMIT_BYTES = 64 << 20  # what may stand before the events
-EVENT_LIMIT_BYTES = 32 << 20  # longest event
+EVENT_LIMIT_BYTES = 4 << 20  # longest event; read one by one, an event takes up to 20 times its size in memory
 TAIL_LIMIT_BYTES = 64 << 20
+WASTE_LIMIT = 32 << 20  # characters of damaged events that are looked at, some of them more than once
+VALUE_LIMIT_BYTES = 4 << 20  # longest text that is made objects of
+
+HEAD = (  # of what a document says besides its events: nothing that names people, paths or machines
+    "schemaVersion",
+    "deviceProperties",
+    "computeProperties",
+    "distributedInfo",
+    "cuda_runtime_version",
+    "cuda_driver_version",
+    "hip_runtime_version",
+    "hip_driver_version",
+    "record_shapes",
+    "with_stack",
+)
+_NOTHING = msgspec.Raw(b"")
+_HEAD = msgspec.json.Decoder(
+    msgspec.defstruct("_Head", [(name, msgspec.Raw, _NOTHING) for name in (*HEAD, "traceEvents")])
+)
+
+_ANY = msgspec.json.Decoder(Any)
 
 _ARRAY = re.compile(rb'"traceEvents"\s*:\s*\[')
-_SCANNER = json.JSONDecoder()
-NOT_A_NUMBER = re.compile(rb":\s*-?(?:inf|nan|Infinity|NaN)\b")  # Kineto writes bytes divided by a duration of 0
+_SCANNER = json.JSONDecoder(strict=False, parse_int=float)  # control characters and any number of digits
+_LENIENT = json.JSONDecoder(strict=False)
 _SPACE = b" \t\r\n"
+
+# Kineto writes bytes divided by a duration of 0. A quote before the colon that no backslash escapes closes a key: no
+# such text is inside a string, and an opening quote stands behind a separator.
+_NOT_A_NUMBER = re.compile(rb'"(?<![\\\s:,\[{]")\s*:\s*[-+]?(?:inf|nan|Infinity|NaN)(?=\s*[,}])')
+
+
+def with_null(text: bytes) -> bytes:
+    """The text with null for values that JSON has no number for."""
+    return _NOT_A_NUMBER.sub(b'": null', text)
+
+
+def mended(text: bytes) -> bytes:
+    """The text of the same JSON value without what only some readers accept: control characters, halves of surrogate
+    pairs, bytes that are no UTF-8. Raises ValueError or RecursionError for what is no JSON.
+    """
+    value = _LENIENT.decode(text.decode("utf-8", "replace"))
+    return with_null(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
 
 
 class Events:
     """The events of one trace, in chunks.
 
     `chunks` yields texts like `{...},{...}` of whole events. Afterwards `head` holds what the document says besides
-    its events, and `lost` what could not be read.
+    its events, and `lost` what could not be read. With `exact` no place to cut is taken on trust.
     """
 
-    def __init__(self, name: str, blocks: Iterable[bytes]) -> None:
+    def __init__(self, name: str, blocks: Iterable[bytes], *, exact: bool = False) -> None:
         self._name = name
         self._blocks = iter(blocks)
+        self._exact = exact
+        self._in_object = False
+        self._wasted = 0
         self.head: dict[str, Any] = {}
         self.lost: list[str] = []
         self.skipped = 0  # pieces of text between events that are no event
@@ -44,11 +88,11 @@ class Events:
         ended = False
         for block in self._blocks:
             text += block
-            cut = _boundary(text)
+            cut = -1 if self._exact else _boundary(text)
             if cut > 0:
                 yield text[:cut]
                 text = text[cut + 1 :]
-            elif len(text) > EVENT_LIMIT_BYTES or not _kineto_like(text):
+            elif self._exact or len(text) > EVENT_LIMIT_BYTES or not _kineto_like(text):
                 found, text, ended = self._whole(text)
                 if found:
                     yield found
@@ -57,9 +101,13 @@ class Events:
                 if len(text) > EVENT_LIMIT_BYTES:
                     self.lost.append(f"an event is longer than {EVENT_LIMIT_BYTES >> 20} MiB")
                     return
-        found, text, ended = self._whole(text, last=True) if not ended else (b"", text, True)
-        if found:
-            yield found
+                if self._wasted > WASTE_LIMIT:
+                    self.lost.append("it is damaged in too many places and is not read on")
+                    return
+        if not ended:
+            found, text, ended = self._whole(text, last=True)
+            if found:
+                yield found
         if ended:
             self._close(text)
         else:
@@ -73,10 +121,11 @@ class Events:
             start = text.lstrip(b"\xef\xbb\xbf" + _SPACE)
             if start[:1] == b"[":
                 return start[1:]
-            match = _ARRAY.search(text)
-            if match:
-                self._read_head(text[: match.end()] + b"]}")
-                return text[match.end() :]
+            match = _ARRAY.search(start)
+            if match and start[:1] == b"{":
+                self._in_object = True
+                self._read_head(start[: match.end()] + b"]}", "before")
+                return start[match.end() :]
             if start and start[:1] != b"{":
                 raise ArtifactError(f"{self._name} is no JSON: give a trace that torch.profiler exported")
             if len(text) > HEAD_LIMIT_BYTES:
@@ -93,21 +142,12 @@ class Events:
             )
         return f"{self._name} has no list of traceEvents: give a trace that torch.profiler exported"
 
-    def _read_head(self, text: bytes) -> None:
-        try:
-            head = json.loads(NOT_A_NUMBER.sub(b": null", text))
-        except (ValueError, RecursionError):
-            self.lost.append("what stands before the events cannot be read")
-            return
-        if isinstance(head, dict):
-            head.pop("traceEvents", None)
-            self.head.update(head)
-
     def _whole(self, text: bytes, *, last: bool = False) -> tuple[bytes, bytes, bool]:
         """Whole events at the start of a text, what is left, and whether the list ended there."""
-        found = scan(NOT_A_NUMBER.sub(b": null", text).decode("utf-8", errors="replace"), last=last)
+        found = scan(with_null(text), last=last)
         self.skipped += found.skipped
-        return ",".join(found.events).encode(), found.rest.encode(), found.ended
+        self._wasted += found.wasted
+        return b",".join(found.events), found.rest, found.ended
 
     def _close(self, text: bytes) -> None:
         for block in self._blocks:
@@ -116,79 +156,152 @@ class Events:
                 self.lost.append("what stands after the events is too long and was not read")
                 return
         rest = text.strip(_SPACE)
-        if rest in (b"", b"}"):
-            if not rest and self.head:
-                self.lost.append("truncated: the text ends right after the events")
+        if rest == (b"}" if self._in_object else b""):
             return
-        try:
-            tail = json.loads(b"{" + NOT_A_NUMBER.sub(b": null", rest.lstrip(b"," + _SPACE)))
-        except (ValueError, RecursionError):
+        if not rest:
+            self.lost.append("truncated: the text ends right after the events")
+        elif self._in_object:
+            self._read_head(b"{" + rest.lstrip(b"," + _SPACE), "after")
+        else:
             self.lost.append("what stands after the events cannot be read")
+
+    def _read_head(self, text: bytes, where: str) -> None:
+        """Keep what `HEAD` names; the rest is passed over without an object made of it."""
+        values: Any = _decoded(_HEAD, with_null(text))
+        if values is None:
+            self.lost.append(f"what stands {where} the events cannot be read")
             return
-        self.head.update(tail)
+        if where == "after" and bytes(values.traceEvents):
+            self.lost.append("a second list of traceEvents was not read")
+        for name in HEAD:
+            text = bytes(getattr(values, name))
+            value = _decoded(_ANY, text) if len(text) <= VALUE_LIMIT_BYTES else None
+            if value is not None:
+                self.head[name] = value
+            elif text not in (b"", b"null"):
+                self.lost.append(f"{name} cannot be read")
 
 
-class Scan(NamedTuple):
-    """What a text holds: the texts of whole events, what follows them, whether the list ended, damaged places."""
-
-    events: list[str]
-    rest: str
-    ended: bool
-    skipped: int
-
-
-def scan(text: str, *, last: bool) -> Scan:
-    """Read a text event by event; damaged text is skipped up to the next event that can be read.
-
-    Unless this is the `last` text, an event that is not whole stays in `rest`, because more may come.
-    """
-    found: list[str] = []
-    place, skipped = 0, 0
-    while True:
-        place = _skip(text, place)
-        if place >= len(text):
-            return Scan(found, "", False, skipped)
-        if text[place] == "]":
-            return Scan(found, text[place + 1 :], True, skipped)
-        end = _event_end(text, place)
-        if end is not None:
-            found.append(text[place:end])
-            place = end
-            continue
-        following = _next_event(text, place + 1, skipped)
-        if following is None:
-            return Scan(found, "" if last else text[place:], False, skipped + last)
-        skipped += 1
-        place = following
-
-
-def _skip(text: str, place: int) -> int:
-    while place < len(text) and text[place] in " \t\r\n,":
-        place += 1
-    return place
-
-
-def _event_end(text: str, place: int) -> int | None:
-    """Where the object that begins at a place ends, None when it is damaged or not whole."""
-    if text[place] != "{":
-        return None
+def _decoded(decoder: msgspec.json.Decoder[Any], text: bytes) -> Any | None:
     try:
-        return _SCANNER.raw_decode(text, place)[1]
+        return decoder.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        if len(text) > VALUE_LIMIT_BYTES:
+            return None
+    try:
+        return decoder.decode(mended(text))
     except (ValueError, RecursionError):
         return None
 
 
-_EVENT = re.compile(r'\{\s*"(?:ph|name|cat|ts|pid)"\s*:')
-_PATIENCE = 64  # every damaged event can cost a look at all of the text
+class Scan(NamedTuple):
+    """What a text holds: the texts of whole events, what follows them, whether the list ended, damaged places.
+
+    `cut` says that an event goes on where the text ends, `wasted` how many characters were read in vain.
+    """
+
+    events: list[bytes]
+    rest: bytes
+    ended: bool
+    skipped: int
+    cut: bool
+    wasted: int
 
 
-def _next_event(text: str, place: int, failures: int) -> int | None:
-    """Where the next event may begin; after many failures the last one, so that damage costs linear time."""
-    match = _EVENT.search(text, place)
-    if match is None or failures < _PATIENCE:
-        return match.start() if match else None
-    starts = [found.start() for found in _EVENT.finditer(text, place)]
-    return starts[-1] if failures == _PATIENCE else None
+_WINDOW = 1 << 14  # telling where a text is damaged costs as much as the text is long
+
+
+def scan(text: bytes, *, last: bool) -> Scan:
+    """Read a text event by event; damaged text is skipped up to the next event that can be read.
+
+    Unless this is the `last` text, an event that is not whole stays in `rest`, because more may come.
+    """
+    whole = text.decode("utf-8", "surrogateescape")  # lossless, also for what is no UTF-8
+    found: list[bytes] = []
+    place, skipped, wasted, rest = 0, 0, 0, ""
+    while True:
+        window = rest + whole[place : place + max(_WINDOW, len(rest))]
+        place += len(window) - len(rest)
+        final = place >= len(whole)
+        part = _scan_window(window, last=last and final)
+        found += [event.encode("utf-8", "surrogateescape") for event in part.events]
+        skipped += part.skipped
+        wasted += part.wasted
+        if part.ended or final:
+            after = (part.rest + whole[place:]).encode("utf-8", "surrogateescape")
+            return Scan(found, after, part.ended, skipped, part.cut, wasted)
+        rest = part.rest
+
+
+class _Window(NamedTuple):
+    events: list[str]
+    rest: str
+    ended: bool
+    skipped: int
+    cut: bool
+    wasted: int
+
+
+def _scan_window(text: str, *, last: bool) -> _Window:
+    found: list[str] = []
+    place, skipped, cut, wasted = 0, 0, False, 0
+    patience = 64 + len(text) // 64  # so that damage costs linear time
+    while True:
+        place = _BETWEEN.match(text, place).end()  # type: ignore[union-attr]
+        if place >= len(text):
+            return _Window(found, "", False, skipped, cut, wasted)
+        if text[place] == "]":
+            return _Window(found, text[place + 1 :], True, skipped, cut, wasted)
+        end, reached = _event_end(text, place)
+        if end is not None:
+            found.append(text[place:end])
+            place = end
+            continue
+        cut |= reached >= len(text) - _TOKEN
+        if cut and not last:
+            return _Window(found, text[place:], False, skipped, cut, wasted)
+        wasted += _LOOK + reached - place
+        patience -= 1 + (reached - place) // 256
+        following = _following_events(text, place + 1, first=patience > 0)
+        if not following:
+            return _Window(found, "" if last else text[place:], False, skipped + last, cut, wasted)
+        skipped += len(following)
+        place = following[-1]
+
+
+_BETWEEN = re.compile(r"[ \t\r\n,]*")
+_LOOK = 32  # characters that could be read in the time that finding the next event takes
+_TOKEN = 16  # characters; an error this near to the end may be a word or number that goes on
+
+
+def _event_end(text: str, place: int) -> tuple[int | None, int]:
+    """Where the object that begins at a place ends, None when it is damaged or not whole; how far it can be read."""
+    if text[place] != "{":
+        return None, place
+    try:
+        end = _SCANNER.raw_decode(text, place)[1]
+    except json.JSONDecodeError as error:
+        return None, len(text) if error.msg.startswith("Unterminated string") else error.pos
+    except RecursionError:
+        return None, len(text) - _TOKEN - 1  # it may have been read to here
+    return end, end
+
+
+_EVENT = re.compile(r'\{\s*"(?:ph|name|cat|ts|dur|pid|tid|id|args)"\s*:')
+
+
+def _following_events(text: str, place: int, *, first: bool) -> list[int]:
+    """Where the next event may begin, else where all that follow do; a value of a key is none."""
+    found = []
+    for match in _EVENT.finditer(text, place):
+        before = match.start() - 1
+        while before > 0 and text[before] in " \t\r\n":
+            before -= 1
+        if text[before] not in ":[":
+            found.append(match.start())
+            if first:
+                break
+    return found
 
 
 def _kineto_like(text: bytes) -> bool:
@@ -196,21 +309,17 @@ def _kineto_like(text: bytes) -> bool:
 
 
 def _boundary(text: bytes) -> int:
-    """Place of the comma before the last event that begins in a text, -1 where none is certain."""
+    """Place of the comma before the last event that begins in a text, -1 where none is near its end."""
     place = text.rfind(b'"ph"')
-    while place > 0:
-        brace = text.rfind(b"{", 0, place)
+    for _ in range(_TRIES):
+        brace = text.rfind(b"{", 0, max(place, 0))
         comma = text.rfind(b",", 0, brace) if brace > 0 else -1
-        if comma > 0 and not text[brace + 1 : place].strip(_SPACE) and not text[comma + 1 : brace].strip(_SPACE):
+        if comma < 0:
+            return -1
+        if not text[brace + 1 : place].strip(_SPACE) and not text[comma + 1 : brace].strip(_SPACE):
             return comma
         place = text.rfind(b'"ph"', 0, place)
     return -1
 
 
-def properties(head: Mapping[str, Any], *names: str) -> list[dict[str, Any]]:
-    """The first of some lists of objects that a document has."""
-    for name in names:
-        value = head.get(name)
-        if isinstance(value, list):
-            return [item for item in value if isinstance(item, dict)]
-    return []
+_TRIES = 16

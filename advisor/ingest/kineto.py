@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from advisor.columns import joins
 from advisor.columns.inputs import inputs_of
-from advisor.columns.table import MODULE, WINDOW, Ints, Table
+from advisor.columns.schema import MODULE, WINDOW
+from advisor.columns.table import Ints, Table
 from advisor.errors import ArtifactError
 from advisor.ingest.reader import read_table
 from advisor.ingest.recorded import devices

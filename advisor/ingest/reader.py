@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import os
 import pickle
-import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from advisor.columns.table import Table
 from advisor.errors import ArtifactError
-from advisor.helpers import received, share
+from advisor.helpers import share
 from advisor.ingest.assemble import assemble
-from advisor.ingest.decode import Decoder, Part
+from advisor.ingest.decode import Decoder, Part, decode
 from advisor.ingest.events import Events
 from advisor.ingest.stream import Stream
 
 HELPERS_FROM_BYTES = 24 << 20  # stored size from which starting helpers pays
 GZIP_HELPERS_FROM_BYTES = 3 << 20
-MODULE = "advisor.ingest.reader"
+KEPT_BYTES = 128 << 20  # of columns and texts; a trace of 1 GB takes 50 MiB
+MODULE = "advisor.ingest.helper"
 
 
 def read_table(path: Path, workers: int | None = None) -> Table:
@@ -28,17 +29,40 @@ def read_table(path: Path, workers: int | None = None) -> Table:
     A damaged or truncated file yields what is whole, with the reasons in `lost`. Raises ArtifactError for a file that
     holds no list of events. `workers` processes decode (default: as many as there are cores, one for a small file).
     """
+    way = _Way(workers if workers is not None else _workers(path), exact=False)
+    while True:
+        found = _read(path, way)
+        if isinstance(found, Table):
+            return found
+        way = found
+
+
+class _Way(NamedTuple):
+    """How a file is read: by how many processes, and whether every place to cut is looked for event by event."""
+
+    processes: int
+    exact: bool
+
+
+def _read(path: Path, way: _Way) -> Table | _Way:
+    """The table of a file, or the way in which it has to be read instead."""
     stream = Stream(path)
-    events = Events(path.name, stream.blocks())
-    count = workers if workers is not None else _workers(path, stream.stored_bytes)
+    events = Events(path.name, stream.blocks(), exact=way.exact)
     chunks = events.chunks()
     try:
-        parts = [_decode(chunks)] if count <= 1 else _decode_beside(chunks, count)
+        parts = _beside(chunks, way) if way.processes > 1 else [decode(chunks, Decoder(KEPT_BYTES, exact=way.exact))]
     except ArtifactError as error:
         if stream.lost is None:
             raise
         raise ArtifactError(f"{error}; {stream.lost}") from None
+    if any(part.torn for part in parts) and not way.exact:
+        return way._replace(exact=True)
+    full = any(part.full for part in parts)
+    if full and way.processes > 1:  # what is kept of a file must not depend on which process was the faster
+        return way._replace(processes=1)
     lost = [*([] if stream.lost is None else [stream.lost]), *events.lost]
+    if full:
+        lost.append(f"its events take more than {KEPT_BYTES >> 20} MiB of memory, the rest was not read")
     table = assemble(parts, events.head, lost)
     return replace(table, skipped=table.skipped + events.skipped)
 
@@ -48,22 +72,14 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _workers(path: Path, stored: int) -> int:
+def _workers(path: Path) -> int:
     least = GZIP_HELPERS_FROM_BYTES if path.suffix == ".gz" else HELPERS_FROM_BYTES
-    return min(cores(), 8) if stored >= least else 1
+    return min(cores(), 8) if Stream(path).stored_bytes >= least else 1
 
 
-def _decode(chunks: Iterable[bytes]) -> Part:
-    decoder = Decoder()
-    for chunk in chunks:
-        decoder.feed(chunk)
-    return decoder.part()
-
-
-def _decode_beside(chunks: Iterable[bytes], count: int) -> list[Part]:
+def _beside(chunks: Iterable[bytes], way: _Way) -> list[Part]:
     """Hand the chunks to helpers as they come free, and collect what they made of them."""
-    return [pickle.loads(answer) for answer in share(MODULE, chunks, count)]
-
-
-if __name__ == "__main__":
-    pickle.dump(_decode(received(sys.stdin.buffer)), sys.stdout.buffer, protocol=pickle.HIGHEST_PROTOCOL)
+    arguments = (str(KEPT_BYTES // way.processes), "exact" if way.exact else "")
+    answers = share(MODULE, chunks, way.processes, *arguments)
+    answers.reverse()
+    return [pickle.loads(answers.pop()) for _ in range(way.processes)]

@@ -19,7 +19,8 @@ from advisor.columns.intervals import (
     merged,
     without,
 )
-from advisor.columns.table import KERNEL, Floats, Ints, Table
+from advisor.columns.schema import KERNEL
+from advisor.columns.table import Floats, Ints, Table
 from advisor.measured import Breakdown
 from advisor.metrics.hosttime import COMMUNICATION, DATA, LAUNCH, SYNC, host_time
 from advisor.metrics.totals import communicates

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
 
 from advisor.columns.intervals import NO_INTERVALS, Intervals, covered, intervals, merged
-from advisor.columns.table import KERNEL, Floats, Ints, Table
+from advisor.columns.schema import KERNEL
+from advisor.columns.table import Floats, Ints, Table
 from advisor.measured import CriticalPath, Gap, WhatIf
 from advisor.metrics.devicewaits import waits_of
 from advisor.metrics.hosttime import SYNCHRONISING, data_ranges, matching
@@ -27,6 +29,7 @@ class StepGraph:
     """One step as a graph of what waited for what; made by `step_graph`."""
 
     def __init__(self, table: Table, launches: Ints, window: Window, repeats: bool) -> None:
+        table = _without_negative_durations(table)
         full = full_queue(table, launches)
         self.main = main_thread(table, window)
         self.work = work_of(table, launches, window, full, repeats)
@@ -72,19 +75,17 @@ class StepGraph:
     def parts_us(self) -> Mapping[str, float]:
         """The critical path by kind, see PARTS, in microseconds; the parts sum to its length."""
         parts = dict.fromkeys(PARTS, 0.0)
-        rows, communication = self._table.activities, communicates(self._table)
+        rows, own = self._table.activities, self.work.row
+        ran = np.where(
+            communicates(self._table)[own], "communication", np.where(rows.kind[own] == KERNEL, "compute", "copy")
+        )
+        kinds = ran.tolist()
         for piece in self.pieces:
-            if piece.kind == "host":
-                continue
-            kind = piece.kind
-            if kind == "activity":
-                row = self.work.row[piece.activity]
-                kind = "communication" if communication[row] else "compute" if rows.kind[row] == KERNEL else "copy"
-            parts[kind] += piece.length
+            if piece.kind != "host":
+                parts[kinds[piece.activity] if piece.kind == "activity" else piece.kind] += piece.length
         for kind, part in self._host_parts([piece for piece in self.pieces if piece.kind == "host"]).items():
             parts[kind] += part
-        late = min(0.0, parts["sync"])  # clocks that disagree add to launches what they take from returns
-        return {**parts, "sync": parts["sync"] - late, "launch": parts["launch"] + late}
+        return _without_skew(parts)
 
     def _host_parts(self, pieces: list[Piece]) -> dict[str, float]:
         """Split the work of threads: waiting for data, in synchronizing calls, in calls that launch, the rest."""
@@ -186,6 +187,27 @@ def typical_step(steps: Steps) -> Window:
     lengths = np.maximum(ends - steps.host[:, 0], steps.duration_us)
     place = int(np.argsort(lengths, kind="stable")[(len(steps) - 1) // 2])
     return float(steps.host[place, 0]), float(ends[place])
+
+
+def _without_skew(parts: Mapping[str, float]) -> dict[str, float]:
+    """Clocks that disagree add to launches what they take from returns, which can leave less than nothing for those."""
+    found, owed = dict(parts), max(0.0, -parts["sync"])
+    found["sync"] += owed
+    for kind in ("launch", "idle", "host", *PARTS):
+        taken = min(owed, found[kind])
+        found[kind] -= taken
+        owed -= taken
+    return found
+
+
+def _without_negative_durations(table: Table) -> Table:
+    """Damaged recordings hold negative durations: they count as none."""
+    found = {}
+    for name in ("operators", "calls", "activities", "ranges"):
+        rows = getattr(table, name)
+        if (rows.duration < 0).any():
+            found[name] = replace(rows, duration=np.maximum(0.0, rows.duration))
+    return replace(table, **found) if found else table
 
 
 def _durations(graph: StepGraph, reduced: Mapping[int, float]) -> Floats:

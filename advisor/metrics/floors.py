@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 from advisor.columns import joins
 from advisor.columns.inputs import Inputs, inputs_of
-from advisor.columns.table import KERNEL, MODULE, Floats, Ints, Table
+from advisor.columns.schema import KERNEL, MODULE
+from advisor.columns.table import Floats, Ints, Table
 from advisor.measured import Cost
 from advisor.metrics.tensorcores import tensor_use
 from advisor.metrics.totals import communicates

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from advisor.columns.table import KERNEL, Floats, Table
+from advisor.columns.schema import KERNEL
+from advisor.columns.table import Floats, Table
 from advisor.hardware import SmLimits
 from advisor.measured import Occupancy
 from advisor.metrics import occupancy as formulas

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from advisor.columns.intervals import clipped, length
-from advisor.columns.table import WINDOW, Ints, Table
+from advisor.columns.schema import WINDOW
+from advisor.columns.table import Ints, Table
 from advisor.measured import Gap
 from advisor.metrics.breakdown import LATENCY_US, QUEUED, Phases, busiest_device
 from advisor.metrics.hosttime import Flags, matching

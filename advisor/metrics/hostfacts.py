@@ -8,7 +8,8 @@ import numpy as np
 
 from advisor.columns.intervals import covered, intervals, merged
 from advisor.columns.joins import innermost, step_of
-from advisor.columns.table import KERNEL, MEMCPY, Floats, Ints, Table
+from advisor.columns.schema import KERNEL, MEMCPY
+from advisor.columns.table import Floats, Ints, Table
 from advisor.measured import HostFacts, Wait
 from advisor.metrics.hosttime import PAGEABLE, SYNCHRONISING, blocking_calls, data_ranges, matching
 from advisor.metrics.steps import Steps, spill_over

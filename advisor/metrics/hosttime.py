@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from advisor.columns.intervals import Intervals, intervals, merged
-from advisor.columns.table import ANNOTATION, MEMCPY, CallRows, Ints, OperatorRows, RangeRows, Table
+from advisor.columns.schema import ANNOTATION, MEMCPY
+from advisor.columns.table import CallRows, Ints, OperatorRows, RangeRows, Table
 
 DATA, COMMUNICATION, SYNC, LAUNCH = "data", "communication", "sync", "launch"
 

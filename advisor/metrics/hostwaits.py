@@ -15,7 +15,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from advisor.columns.intervals import Intervals, clipped, complement, intervals, length, merged
-from advisor.columns.table import ANNOTATION, Ints, Table
+from advisor.columns.schema import ANNOTATION
+from advisor.columns.table import Ints, Table
 from advisor.metrics.hosttime import SYNCHRONISING, Flags, blocking_calls, matching
 from advisor.metrics.stepwork import Launched, Window, Work
 from advisor.metrics.totals import STEP

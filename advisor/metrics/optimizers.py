@@ -10,7 +10,8 @@ import numpy as np
 
 from advisor.columns.intervals import NO_INTERVALS, Intervals
 from advisor.columns.joins import step_of
-from advisor.columns.table import ANNOTATION, Floats, Ints, Table
+from advisor.columns.schema import ANNOTATION
+from advisor.columns.table import Floats, Ints, Table
 
 PREFIX = "Optimizer.step#"
 BACKWARD = re.compile(r"^autograd::engine::|Backward")

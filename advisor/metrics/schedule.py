@@ -120,9 +120,8 @@ class Schedule:
         Of a cycle over several steps the pieces of all are there with their share of the length.
         """
         _, ways = self._longest(self._recorded)
-        return [
-            replace(piece, length=piece.length / len(ways)) for begin, end in ways for piece in self._way(begin, end)
-        ]
+        found = [piece for begin, end in ways for piece in self._way(begin, end)]
+        return [replace(piece, length=piece.length / len(ways)) for piece in found] if len(ways) > 1 else found
 
     # ---------------------------------------------------------------------------------------------------- longest paths
 
@@ -183,6 +182,8 @@ class Schedule:
     # ----------------------------------------------------------------------------------------------------- construction
 
     def _build(self) -> None:
+        """Make the graph. It has no cycles: what waits begins later, and what a call of the host waits for was launched
+        before it, as was everything in front of that on its stream."""
         import networkx as nx  # type: ignore[import-untyped]  # its import takes 0.3 s
 
         self._edges: list[_Edge] = [*self._host_edges(), *self._chain_edges(), *self._event_edges(), *self._end_edges()]

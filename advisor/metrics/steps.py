@@ -10,7 +10,8 @@ import numpy as np
 
 from advisor.columns.intervals import NO_INTERVALS, Intervals
 from advisor.columns.joins import step_of
-from advisor.columns.table import ANNOTATION, Floats, Ints, Table
+from advisor.columns.schema import ANNOTATION
+from advisor.columns.table import Floats, Ints, Table
 from advisor.metrics.hosttime import Flags
 from advisor.metrics.optimizers import optimizer_steps
 from advisor.metrics.periods import periods

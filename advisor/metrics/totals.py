@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from advisor.columns.intervals import Intervals, clipped, intervals, length, merged
-from advisor.columns.table import ANNOTATION, KERNEL, MEMCPY, MEMSET, Table
+from advisor.columns.schema import ANNOTATION, KERNEL, MEMCPY, MEMSET
+from advisor.columns.table import Table
 
 STEP = re.compile(r"^ProfilerStep#(\d+)$")
 COMMUNICATION = re.compile(r"nccl|rccl", re.IGNORECASE)
