@@ -16,9 +16,9 @@ from advisor.ingest.dcgm import read_counters
 from advisor.ingest.documents import read_document
 from advisor.measured import FileProfile
 from advisor.model import Metric, SingleCounters
+from advisor.rundir import TRACE
 from advisor.singles import kernel_counters
 
-TRACE = "trace.json.gz"  # of a run: that of its profiled steps
 PEEK_BYTES = 1 << 16
 NCU_MARKS = (b'"Kernel Name"', b"==PROF==", b"Section: GPU Speed Of Light", b"Section: Launch Statistics")
 

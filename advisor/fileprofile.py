@@ -14,7 +14,7 @@ from advisor.columns.schema import KERNEL
 from advisor.columns.table import Ints, Table
 from advisor.hardware import arch_name, identify, reference_peak, sm_limits, unidentified
 from advisor.ingest.recorded import device_of, place
-from advisor.measured import Breakdown, Cost, CriticalPath, FileProfile, Gap
+from advisor.measured import Breakdown, Cost, FileProfile, Gap
 from advisor.metrics import floors as least
 from advisor.metrics.breakdown import Phases, busiest_device, phases
 from advisor.metrics.fullness import Fullness, fullness
@@ -114,15 +114,9 @@ def told_of(path: Path, table: Table, machine: Machine) -> tuple[FileProfile, Ra
     )
     profile = allowed(whole, gate)
     if not {STEPS, DEVICE, CAUSES} & gate.blocked.keys():
-        profile = with_path(profile, path_of_step(table, links.call, steps, groupings, found))
+        path_found, open_questions = path_of_step(table, links.call, steps, groupings, found)
+        profile = replace(profile, critical_path=path_found, gaps=(*profile.gaps, *open_questions))
     return profile, as_rank(profile, collectives_of(table, steps))
-
-
-def with_path(profile: FileProfile, found: CriticalPath | Gap | None) -> FileProfile:
-    """The profile with its critical path, or with the reason why it has none."""
-    if isinstance(found, Gap):
-        return replace(profile, gaps=(*profile.gaps, found))
-    return replace(profile, critical_path=found)
 
 
 def as_rank(profile: FileProfile, collectives: tuple[Collectives, ...]) -> RankInput:
@@ -256,7 +250,7 @@ def utilisation(
     if not flops:
         why = "no matrix product, convolution or attention of a step has recorded shapes"
         return Utilisation(), (Gap(what="MFU", why=why, collect="torch.profiler.profile(record_shapes=True, ...)"),)
-    if steps.median_us is None:
+    if steps.median_us is None or steps.median_us < RESOLUTION_US:
         why = "it is not known how long a step takes"
         return Utilisation(), (Gap(what="MFU", why=why, collect="call profiler.step() at the end of each step"),)
     covered, share_of = uncounted(found)
@@ -294,6 +288,7 @@ def utilisation(
     ), gaps
 
 
+RESOLUTION_US = 1e-3  # of a trace
 TOO_MUCH = 0.2  # of the kernel time in calls whose arithmetic is not counted: the share of the peak says nothing
 UNCOUNTED = "a recent torch with record_shapes=True; arithmetic of custom operators cannot be counted"
 

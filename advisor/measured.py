@@ -147,6 +147,7 @@ class Cost:
 class CriticalPath:
     """The chain of work that sets the time of a step, by what it consists of; parts sum to `length_us`.
 
+    `length_us` is a step at the pace of its slowest cycle, of the host or of a stream; it need not be the median step.
     `what_if` tells the length if one kind of work took its floor, everything behind it moving up.
     """
 

@@ -20,6 +20,7 @@ from advisor.redact import Redactor
 
 FOLDER = ".advisor"
 REQUEST = "run.json"
+TRACE = "trace.json.gz"  # of the profiled steps
 TENSORBOARD = "tensorboard"
 TRACE_NAMES = re.compile(rb'("(?:name|traceName|hostname|cwd|user)":\s*)("(?:[^"\\]|\\.)*")')
 

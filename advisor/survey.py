@@ -19,7 +19,7 @@ from advisor.ingest.store import KEEP_FROM_BYTES, Store
 from advisor.ingest.store import default_folder as cache_folder
 from advisor.measured import FileProfile, Survey
 from advisor.metrics.ranks import RankInput, ranks
-from advisor.rundir import REQUEST
+from advisor.rundir import REQUEST, TRACE
 
 __all__ = ["Options", "analyze_file", "cache_folder", "survey"]
 

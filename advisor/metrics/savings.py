@@ -18,17 +18,17 @@ KINDS = ("family", "module")
 
 def path_of_step(
     table: Table, calls: Ints, steps: Steps, groupings: Sequence[Grouping], found: Floors
-) -> CriticalPath | Gap | None:
+) -> tuple[CriticalPath | None, tuple[Gap, ...]]:
     """The critical path of the step of median length, and what the step would take if regions took their floors.
 
-    None without steps or without a device.
+    None without steps or without a device; gaps say why there is none, or what its parts leave open.
     """
     if not len(steps) or not steps.on_device:
-        return None
+        return None, ()
     graph = step_graph(table, calls, typical_step(steps))
     if isinstance(graph, Gap):
-        return graph
-    return critical_path(graph, savings(table, graph, groupings, found))
+        return None, (graph,)
+    return critical_path(graph, savings(table, graph, groupings, found)), graph.gaps
 
 
 def savings(

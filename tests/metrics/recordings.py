@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from advisor.columns.table import COLUMNS, ROWS, Table
+from advisor.columns.schema import COLUMNS
+from advisor.columns.table import ROWS, Table
 from advisor.ingest.reader import read_table
 
 SHARED = Path(__file__).parents[3] / "shared"

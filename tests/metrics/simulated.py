@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from recordings import EMPTY
 
-from advisor.columns.table import ANNOTATION, KERNEL, ActivityRows, CallRows, RangeRows, Table
+from advisor.columns.schema import ANNOTATION, KERNEL
+from advisor.columns.table import ActivityRows, CallRows, RangeRows, Table
 
 # An operation of a step: ("host", us) works, ("launch", stream, us) launches a kernel, ("sync", stream) and ("device",)
 # wait for what was launched, ("wait", stream, other) lets a stream wait for an event of another one.

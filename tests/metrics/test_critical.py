@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from recordings import EMPTY, Event, call, copy, corpus, document, h200, kernel,
 from simulated import ENTRY_US, RETURN_US, Loop, Operation, step_time
 
 from advisor.columns.joins import launching_calls
-from advisor.columns.table import KERNEL, Table
+from advisor.columns.schema import KERNEL
+from advisor.columns.table import Table
 from advisor.ingest.reader import read_table
 from advisor.measured import CriticalPath, Gap
 from advisor.metrics.critical import PARTS, StepGraph, critical_path, step_graph, typical_step, what_if
@@ -270,6 +272,36 @@ def test_less_work_never_takes_longer(program: list[Operation], chance: random.R
     some = {int(row): float(table.activities.duration[row]) * chance.random() for row in graph.work.row}
     less = {row: time * chance.random() for row, time in some.items()}
     assert step_if(graph, less) <= step_if(graph, some) + 1e-6 <= graph.length_us + 2e-6
+
+
+@settings(max_examples=60, deadline=None)
+@given(operations(3), st.randoms(use_true_random=False))
+def test_damaged_recordings_have_a_path_all_the_same(program: list[Operation], chance: random.Random) -> None:
+    """Times and numbers that cannot be, also out of order: parts still sum to the length and what-ifs shorten it."""
+    table = Loop().run(program, 4).table()
+
+    def damaged(rows: Any, numbers: tuple[str, ...]) -> Any:
+        columns = {name: getattr(rows, name).copy() for name in ("start", "duration", *numbers)}
+        for name, column in columns.items():
+            for row in range(len(column)):
+                if chance.random() < 0.1:
+                    column[row] = chance.choice(
+                        [-1, 0, 1, 2, 3] if name in numbers else [-1e9, -50.0, 0.0, 30.0, 1e6, 1e15]
+                    )
+        found = replace(rows, **columns)
+        order = np.argsort(found.start, kind="stable")
+        return replace(found, **{name: getattr(found, name)[order] for name in rows.__dataclass_fields__})
+
+    calls = damaged(table.calls, ("thread", "correlation"))
+    table = replace(table, calls=calls, activities=damaged(table.activities, ("stream", "correlation")))
+    launches = launching_calls(table)
+    for window, repeats in (((0.0, 200.0), True), ((0.0, 1e6), False), ((-1e9, 1e15), False)):
+        found = step_graph(table, launches, window, repeats)
+        if isinstance(found, StepGraph):
+            length = critical_path(found).length_us
+            assert sum(found.parts_us.values()) == pytest.approx(length)
+            assert min(found.parts_us.values()) >= -1e-9 * length
+            assert 0 <= step_if(found, dict.fromkeys(range(5), 0.0)) <= length * (1 + 1e-9)
 
 
 # ------------------------------------------------------------------------------------------------------------- by hand

@@ -10,12 +10,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from recordings import EMPTY, Event, copy, corpus, h200, kernel, table_of
+from recordings import EMPTY, Event, copy, kernel, table_of
 
-from advisor.columns.table import KERNEL, Table
+from advisor.columns.schema import KERNEL
+from advisor.columns.table import Table
 from advisor.hardware import sm_limits
+from advisor.ingest.reader import read_table
 from advisor.metrics.fullness import Fullness, fullness
 
+DATA = Path(__file__).parents[1] / "data"
 SMS = 132
 GEMM = {"grid": [2, 66, 1], "block": [384, 1, 1], "registers per thread": 168, "shared memory": 213_188}
 SMALL = {"grid": [66, 1, 1], "block": [1024, 1, 1], "registers per thread": 32, "shared memory": 0}
@@ -96,7 +99,7 @@ def test_what_cannot_be_a_percentage_is_left_out(tmp_path: Path) -> None:
 
 
 def test_the_recorders_zero_for_cluster_launches_is_not_taken_for_one() -> None:
-    table = h200("gpt_naive_bf16")
+    table = read_table(DATA.parents[1] / "samples/nano_gpt/h200/trace.json.gz", 1)
     found = on_h200(table)
     rows = table.activities
     nvjet = np.array(["nvjet" in name for name in table.named(rows.name)])
@@ -109,7 +112,9 @@ def test_the_recorders_zero_for_cluster_launches_is_not_taken_for_one() -> None:
 
 
 def test_an_amd_trace_has_no_estimate_of_the_recorder() -> None:
-    found = fullness(corpus("tracelens-mi300-vit-nsfw.json.gz"), sm_limits("gfx942"), 304).mean
+    found = fullness(
+        read_table(DATA / "corpus/traces/tracelens-mi300-vit-nsfw.json.gz", 1), sm_limits("gfx942"), 304
+    ).mean
     assert found.recorded_percent is None
 
 

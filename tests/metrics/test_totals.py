@@ -1,4 +1,4 @@
-"""Plain sums: unions that overlap, communication that is hidden, steps that are marked twice, durations that are none."""
+"""Plain sums: unions that overlap, communication that is hidden, steps marked twice, durations that are none."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_negative_duration_counts_as_none(tmp_path: Path) -> None:
     assert (alone.kernel_us, alone.busy_us, alone.span_us) == (0, 0, 0)
 
 
-# ------------------------------------------------------------------------------------------------- against a plain count
+# ------------------------------------------------------------------------------------------------ against a plain count
 
 SPANS = st.lists(
     st.tuples(st.integers(0, 60), st.integers(0, 20), st.sampled_from(["a", NCCL, "copy", "set"]), st.integers(7, 9)),
