@@ -86,6 +86,7 @@ def environment() -> Environment:
     environment.globals.update(
         difference=_difference,
         diff_lines=_diff_lines,
+        metrics=wording.metrics,
         change=_change,
         scaled=_scaled,
         ticks=_ticks,

@@ -104,7 +104,7 @@ def _figures(profile: FileProfile, width: int, _: str) -> Iterator[Text]:
         ("tensor cores", (words.tensor_time(profile),)),
         ("occupancy", words.occupancy(profile)),
         ("SM efficiency", (words.sm_efficiency(profile),)),
-        ("counters", (words.metrics(profile.counters),)),
+        ("counters", (wording.metrics(profile.counters),)),
     )
     room = width - _LABEL - 2
     for label, values in rows:
@@ -179,7 +179,7 @@ def _cost(profile: FileProfile, cost: Cost, room: int) -> Iterator[Text]:
         yield Text(f"  {name}")
         yield Text(f"  {figures}  {plain(full)}")
     if cost.counters:
-        yield Text(f"      {plain(words.metrics(cost.counters))}", style="dim")
+        yield Text(f"      {plain(wording.metrics(cost.counters))}", style="dim")
 
 
 def _fitted(text: str, cells: int) -> Text:

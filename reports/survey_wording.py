@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from advisor.measured import Breakdown, Cost, CriticalPath, FileProfile, Gap, WhatIf
-from advisor.model import Metric
 
 from . import wording
 from .ladder import Rung, counters, definition
@@ -188,15 +187,6 @@ def ordered_shares(shares: Mapping[str, float]) -> list[tuple[str, float]]:
 
 def _descending(item: tuple[str, float]) -> tuple[float, str]:
     return (-item[1], item[0])
-
-
-def metrics(found: Sequence[Metric], most: int = 8) -> str:
-    """The first counters with their units and where they come from; empty without any."""
-    if not found:
-        return ""
-    figures = ", ".join(f"{each.name} {wording.figure(each.value)} {each.unit}".rstrip() for each in found[:most])
-    more = f", {len(found) - most:,} more" if len(found) > most else ""
-    return f"{figures}{more} (from {', '.join(sorted({each.source for each in found}))})"
 
 
 def why(profile: FileProfile, *names: str) -> str:

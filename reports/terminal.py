@@ -9,7 +9,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from advisor.model import Baseline, Report, ReportedFinding
+from advisor.model import Baseline, Report, ReportedFinding, SingleCounters
 
 from . import wording
 from .lines import LABEL, STYLES, column, encodable, headline, plain, print_line, row, wrapped
@@ -68,10 +68,25 @@ def _figures(report: Report, width: int) -> Iterator[Text]:
     if wording.known(report.peak_gib_before) or wording.known(report.peak_gib_after):
         yield row("memory", _change(wording.gib(report.peak_gib_before), wording.gib(report.peak_gib_after)), " peak")
     yield from _proof(report, width)
+    yield from _singles(report.single_counters, width)
     if missing := sorted(report.missing):
         yield row("not known", ", ".join(plain(name) for name in missing), style="")
     for failure in report.rule_errors[:2]:
         yield row("rule error", plain(failure), style="red")
+
+
+def _singles(found: tuple[SingleCounters, ...], width: int) -> Iterator[Text]:
+    """The kernel and the operator with most recoverable time, and how many more the page has."""
+    counted = [each for each in found if each.counters]
+    for kind in ("kernel", "operator"):
+        first = next((each for each in counted if each.kind == kind), None)
+        if first is not None:
+            name = plain(first.name)
+            room = width - LABEL - 2
+            yield row(kind, name if cell_len(name) <= room else f"{name[: room - 3]}...")
+            yield row("", plain(wording.metrics(first.counters)))
+    if len(found) > 2:
+        yield row("", f"counters of {len(found)} kernels and operators are in the page")
 
 
 def _change(before: str, after: str) -> str:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from advisor.model import Difference, Numerics, Report, ReportedFinding, Timing, Utilisation
+from advisor.model import Difference, Metric, Numerics, Report, ReportedFinding, Timing, Utilisation
 
 Tone: TypeAlias = Literal["good", "flat", "bad", "open"]
 
@@ -39,6 +39,15 @@ def _decimal(value: float, decimals: int) -> str:
 
 def _with_unit(value: float | None, unit: str) -> str:
     return f"{figure(value)} {unit}" if known(value) else UNKNOWN
+
+
+def metrics(found: Sequence[Metric], most: int = 8) -> str:
+    """The first counters with their units and where they come from; empty without any."""
+    if not found:
+        return ""
+    figures = ", ".join(f"{each.name} {figure(each.value)} {each.unit}".rstrip() for each in found[:most])
+    more = f", {len(found) - most:,} more" if len(found) > most else ""
+    return f"{figures}{more} (from {', '.join(sorted({each.source for each in found}))})"
 
 
 def milliseconds(value: float | None) -> str:
