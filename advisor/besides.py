@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from advisor.rundir import TRACE
 from advisor.singles import kernel_counters
 
 PEEK_BYTES = 1 << 16
+MATCHED = 0.5  # share of the launches that Nsight Compute saw which a trace of the same run has at least
 NCU_MARKS = (b'"Kernel Name"', b"==PROF==", b"Section: GPU Speed Of Light", b"Section: Launch Statistics")
 
 
@@ -29,10 +31,7 @@ def with_counters(profile: FileProfile, table: Table, files: Sequence[Path]) -> 
     Nsight Compute's kernels are joined to those of the trace; counters of a device stand for the whole run.
     """
     for path in files:
-        if _is_ncu(path):
-            profile = _with_kernels(profile, table, path)
-        else:
-            profile = replace(profile, counters=(*profile.counters, *_of_device(path)))
+        profile = _with_kernels(profile, table, path) if _is_ncu(path) else _with_device(profile, path)
     return profile
 
 
@@ -46,24 +45,42 @@ def _is_ncu(path: Path) -> bool:
 
 
 def _with_kernels(profile: FileProfile, table: Table, path: Path) -> FileProfile:
-    found = kernel_counters(table, [path])
+    found, matched, launches = kernel_counters(table, [path])
+    if matched < MATCHED * launches:
+        note = (
+            f"{matched} of the {launches} launches in {path.name} are in this trace by name, grid and block: it is of "
+            "another run, and its counters are left out"
+        )
+        return replace(profile, notes=(*profile.notes, note))
     costs = tuple(
         replace(cost, counters=found.get(cost.name, ())) if cost.kind == "kernel" else cost for cost in profile.costs
     )
-    if any(cost.counters for cost in costs):
-        return replace(profile, costs=costs)
-    note = f"no kernel of {path.name} is one of this trace: same name, grid and block are asked for"
-    return replace(profile, notes=(*profile.notes, note))
+    note = (
+        f"Nsight Compute: {matched} of {launches} launches in {path.name} are in this trace; counters of a kernel are "
+        "means over the launches of its name that were seen"
+    )
+    return replace(profile, costs=costs, notes=(*profile.notes, note))
 
 
-def _of_device(path: Path) -> tuple[Metric, ...]:
+def _with_device(profile: FileProfile, path: Path) -> FileProfile:
     devices = read_counters(path)
     if len(devices) != 1:
         raise UsageError(
             f"{path.name} holds the counters of {len(devices)} GPUs and does not say which one the trace is of: keep "
             "the lines of that one"
         )
-    return devices[0].metrics
+    found = devices[0]
+    if found.model and profile.device and not _same(found.model, profile.device):
+        raise UsageError(f"{path.name} is of a {found.model}, the trace of a {profile.device}: give those of one run")
+    notes = [f"{path.name} does not say when it was sampled: its counters stand for all of the run"]
+    notes += [f"{name}: {why}" for name, why in sorted(found.missing.items())]
+    return replace(profile, counters=(*profile.counters, *found.metrics), notes=(*profile.notes, *notes))
+
+
+def _same(model: str, device: str) -> bool:
+    """Whether two names may be of one device: sources spell it with and without vendor and memory."""
+    first, second = (set(re.findall(r"[a-z]+\d+\w*", name.lower())) for name in (model, device))
+    return not first or not second or bool(first & second)
 
 
 class _Captured(msgspec.Struct):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from pathlib import Path
@@ -142,7 +143,7 @@ def shown(path: str) -> str:
 def _console() -> Console:
     from rich.console import Console
 
-    return Console(highlight=False, width=None if sys.stdout.isatty() else 100)
+    return Console(highlight=False, width=None if sys.stdout is not None and sys.stdout.isatty() else 100)
 
 
 def _show(report: Any, folder: Path, as_json: bool) -> None:
@@ -342,4 +343,9 @@ def main() -> None:
     except BrokenPipeError:  # the reader of our output has gone, as `| head` does
         sys.stderr.close()
         raise SystemExit(0) from None
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EIO, errno.EBADF):
+            raise
+        show_error(OutputError(f"cannot write the output: {error.strerror}"))
+        os._exit(OutputError.exit_status)  # what is left in the buffer cannot be written, either
     raise SystemExit(status if isinstance(status, int) else 0)

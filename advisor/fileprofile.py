@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from advisor.columns.schema import KERNEL
 from advisor.columns.table import Ints, Table
 from advisor.hardware import arch_name, identify, reference_peak, sm_limits, unidentified
 from advisor.ingest.recorded import device_of, place
-from advisor.measured import Breakdown, Cost, FileProfile, Gap
+from advisor.measured import Breakdown, Cost, FileProfile, Gap, HostFacts
 from advisor.metrics import floors as least
 from advisor.metrics.breakdown import Phases, busiest_device, phases
 from advisor.metrics.fullness import Fullness, fullness
@@ -22,7 +22,7 @@ from advisor.metrics.gate import CAUSES, DEVICE, FLOPS, IDLE, OPERATORS, PEAK, S
 from advisor.metrics.hostfacts import host_facts
 from advisor.metrics.ranks import Collectives, RankInput, collectives_of
 from advisor.metrics.savings import path_of_step
-from advisor.metrics.steps import Steps, find_steps
+from advisor.metrics.steps import Steps, find_steps, trimmed
 from advisor.metrics.totals import totals
 from advisor.model import Hardware, Utilisation
 
@@ -80,11 +80,12 @@ def told_of(path: Path, table: Table, machine: Machine) -> tuple[FileProfile, Ra
     links = least.link(table)
     marked = find_steps(table, links.call)
     steps, stretches, gate = supported(table, links.call, marked, machine)
+    notes = [*remarks(table, marked, steps)]
     kinds = least.kinds(table, links)
     calls = least.rows(table, links, kinds)
     chosen = (steps.activity >= 0) if len(steps) else np.ones(len(table.activities), dtype=bool)
     found = least.floors(table, links, kinds, calls, machine.hardware, chosen)
-    full = fullness(table, sm_limits(machine.arch), machine.hardware.sm_count)
+    full = fullness(table, sm_limits(machine.arch), machine.hardware.sm_count, chosen)
     count = max(1, len(steps))
     groupings = least.groupings(table, links, kinds, found)
     costs = [
@@ -94,6 +95,7 @@ def told_of(path: Path, table: Table, machine: Machine) -> tuple[FileProfile, Ra
     ]
     use, gaps = utilisation(found, steps, machine, devices_in(table, chosen))
     parts = per_step(stretches.total() if stretches is not None else None, count)
+    host = host_facts(table, links.call, links.parent, marked)
     whole = replace(
         sums(path, table, machine),
         mfu=use.mfu,
@@ -101,22 +103,74 @@ def told_of(path: Path, table: Table, machine: Machine) -> tuple[FileProfile, Ra
         mfu_own_peak=use.mfu_own_peak,
         hfu=use.hfu,
         without_launch=int((links.call < 0).sum()),
-        host=host_facts(table, links.call, links.parent, marked),
+        host=host,
         steps_from=steps.source,
-        device_step_us=steps.median_us,
+        device_step_us=steps.median_us if steps.on_device else None,
+        host_step_us=None if steps.on_device else steps.median_us,
         utilisation=replace(use, busy=_busy(parts)),
         breakdown=parts,
         occupancy=full.mean,
         tensor_time=tensor_time(table, found, chosen),
         recoverable_us=recoverable(costs, parts),
         costs=tuple(limited(costs, table, full)),
-        gaps=(*gate.gaps, *(gap for gap in gaps if PEAK not in gate.blocked)),
+        gaps=(*gate.gaps, *without(gaps, gate)),
+        notes=(*notes, *of_host(host), *of_overlap(costs, parts)),
     )
     profile = allowed(whole, gate)
     if not {STEPS, DEVICE, CAUSES} & gate.blocked.keys():
         path_found, open_questions = path_of_step(table, links.call, steps, groupings, found)
         profile = replace(profile, critical_path=path_found, gaps=(*profile.gaps, *open_questions))
     return profile, as_rank(profile, collectives_of(table, steps))
+
+
+def without(gaps: Sequence[Gap], gate: Gate) -> tuple[Gap, ...]:
+    """Gaps of the share of the peak that say more than the gate; where it distrusts the steps, that is the reason."""
+    if PEAK in gate.blocked:
+        return ()
+    if STEPS not in gate.blocked:
+        return tuple(gaps)
+    return tuple(replace(gap, why=gate.blocked[STEPS], collect=gate.gaps[0].collect) for gap in gaps)
+
+
+def remarks(table: Table, marked: Steps, steps: Steps) -> Iterator[str]:
+    """What of the recording the figures do not cover."""
+    if len(steps) and len(steps) < len(marked):
+        left = len(marked) - len(steps)
+        yield (
+            f"{left} of {len(marked)} steps took less than half or more than twice the median and are left out of "
+            "all that is said per step"
+        )
+    rows = table.activities
+    count = len(np.unique(rows.device[rows.kind == KERNEL]))
+    if count > 1:
+        yield (
+            f"kernels of {count} devices: busy time, exposed communication and costs are over all of them, the steps "
+            "and what fills them are those of the device that ran most"
+        )
+
+
+def of_host(facts: HostFacts) -> Iterator[str]:
+    """What the host did that a reader has to know, from a twentieth of its time on."""
+    if facts.starved is not None and facts.starved > 0.5:
+        yield f"{facts.starved:.0%} of the launches found nothing left to do on the device: the host sets the pace"
+    if facts.data_share is not None and facts.data_share > 0.05:
+        yield f"the data loader takes {facts.data_share:.1%} of the host's steps ({facts.data_ranges} calls)"
+    for wait in facts.waits[:2]:
+        if wait.time_us > 1e3 and wait.operators:  # a call outside of any operator may be the profiler's
+            inside = " > ".join(wait.operators[-2:])
+            yield f"the host waits {wait.time_us / 1e3:.1f} ms in {wait.count} calls of {wait.call} inside {inside}"
+    if facts.pageable_h2d_us > 1e3:
+        yield f"{facts.pageable_h2d} copies of pageable memory to the device take {facts.pageable_h2d_us / 1e3:.1f} ms"
+
+
+def of_overlap(costs: Sequence[Cost], parts: Breakdown | None) -> Iterator[str]:
+    """Times of kernels that run beside each other add up to more than the device computes."""
+    total = sum(cost.time_us for cost in costs if cost.kind == "family")
+    if parts is not None and total > 1.02 * parts.compute_us > 0:
+        yield (
+            f"kernels run beside each other: their times add up to {total / parts.compute_us:.2f} times the time in "
+            "which the device computes, and shares of the step to more than it has"
+        )
 
 
 def as_rank(profile: FileProfile, collectives: tuple[Collectives, ...]) -> RankInput:
@@ -126,7 +180,7 @@ def as_rank(profile: FileProfile, collectives: tuple[Collectives, ...]) -> RankI
         path=profile.path,
         rank=profile.rank,
         world_size=profile.world_size,
-        step_us=profile.device_step_us,
+        step_us=profile.device_step_us if profile.device_step_us is not None else profile.host_step_us,
         compute_us=parts.compute_us if parts is not None else None,
         exposed_comm_us=parts.exposed_comm_us if parts is not None else None,
         collectives=collectives,
@@ -144,7 +198,10 @@ def supported(table: Table, calls: Ints, marked: Steps, machine: Machine) -> tup
         stretches = phases(table, calls)
         gate = check(table, calls, marked, stretches)
         return Steps(activity=np.full(len(table.activities), -1, dtype=np.int64)), stretches, named(gate, machine)
-    return marked, stretches, named(gate, machine)
+    steps = trimmed(marked)
+    if len(steps) < len(marked) and steps.on_device:
+        stretches = phases(table, calls, steps.windows)
+    return steps, stretches, named(gate, machine)
 
 
 def named(gate: Gate, machine: Machine) -> Gate:
@@ -244,7 +301,7 @@ def utilisation(
 ) -> tuple[Utilisation, tuple[Gap, ...]]:
     """The shares of the peak a step reaches, and why those that are missing are; of several devices their mean.
 
-    The time of a step comes from a recording under the profiler: the figures are at most a little low.
+    The time of a step comes from a recording under the profiler, which slows the host down.
     """
     flops = sum(found.model.values())
     if not flops:
@@ -272,6 +329,9 @@ def utilisation(
     if peak is None:
         why = machine.reason or f"the dense peak of {machine.hardware.name} is not known"
         gaps += (Gap(what="MFU", why=why, collect="advisor doctor --calibrate on that machine, or --peak FLOP/S here"),)
+    elif (share(flops) or 0.0) > 1:
+        why = f"the step would reach {share(flops):.0%} of {peak:.3g} FLOP/s: that is not the device's peak"
+        return Utilisation(), (Gap(what="MFU", why=why, collect="give the dense peak in FLOP/s, such as 989.4e12"),)
     main = max(found.model, key=lambda dtype: found.model[dtype])
     reached = machine.hardware.measured_flops.get(main)
     return Utilisation(

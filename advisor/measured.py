@@ -98,8 +98,8 @@ class HostFacts:
 class Occupancy:
     """How full the launches leave the multiprocessors: means over kernel time, in percent where the name says so.
 
-    `recorded_percent` is the profiler's own estimate, whatever it says. `percent` is ours over the share `known` of the
-    kernel time for which registers, threads and shared memory were recorded; `limiters` are shares of that time.
+    `recorded_percent` is the profiler's own estimate, as it is. `percent` is ours over the share `known`
+    of the kernel time for which registers, threads and shared memory were recorded; `limiters` are shares of that time.
     """
 
     recorded_percent: float | None = None
@@ -205,6 +205,7 @@ class FileProfile:
     kernels_busy_in_steps: float | None = None
     steps_from: str | None = None  # ProfilerStep, optimizer, device gaps
     device_step_us: float | None = None  # median of the steps as the device saw them
+    host_step_us: float | None = None  # median of the steps of a recording without a device
     utilisation: Utilisation = field(default_factory=Utilisation)
     breakdown: Breakdown | None = None  # per step
     host: HostFacts | None = None

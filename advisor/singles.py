@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from advisor.capture.replaying import RecordedCall, replay
 from advisor.columns.inputs import Inputs
 from advisor.columns.schema import KERNEL
-from advisor.columns.table import Table
+from advisor.columns.table import Floats, Table
 from advisor.fileprofile import machine_of, profile_of
 from advisor.ingest.ncu import read_ncu
 from advisor.ingest.ncu_join import TraceKernels, join, metrics_by_row
@@ -50,12 +51,29 @@ def _call(name: str, inputs: Inputs) -> RecordedCall | None:
 
 
 def recorded_call(table: Table, cost: Cost) -> RecordedCall | None:
-    """The call behind an operator's cost."""
-    kinds = least.kinds(table, least.link(table))
-    for name, inputs in zip(kinds.name, kinds.inputs, strict=True):
-        if name == cost.name and (least.sizes(inputs) or None) == cost.shapes:
-            return _call(name, inputs)
-    return None
+    """The call behind an operator's cost; of several kinds, which differ in a dtype or a constant, the longest."""
+    links = least.link(table)
+    kinds = least.kinds(table, links)
+    found = [
+        place
+        for place, (name, inputs) in enumerate(zip(kinds.name, kinds.inputs, strict=True))
+        if name == cost.name and (least.sizes(inputs) or None) == cost.shapes
+    ]
+    if not found:
+        return None
+    time = _times(table, links, kinds)
+    longest = max(found, key=lambda place: (time[place], -place))
+    return _call(kinds.name[longest], kinds.inputs[longest])
+
+
+def _times(table: Table, links: least.Links, kinds: least.Kinds) -> Floats:
+    """Kernel time in microseconds of each kind of call, at the operator whose arithmetic counts."""
+    kernels = np.flatnonzero((links.operator >= 0) & (table.activities.kind == KERNEL))
+    row = links.operator[kernels]
+    counted = least.rows(table, links, kinds).counted[row]
+    kind = kinds.of_row[np.where(counted >= 0, counted, row)]
+    time = np.bincount(kind, weights=least.lengths(table)[kernels], minlength=len(kinds.name))
+    return time.astype(np.float64)
 
 
 def launching(table: Table, kernels: Sequence[str]) -> tuple[RecordedCall, ...]:
@@ -103,7 +121,7 @@ def replayed(table: Table, profile: FileProfile, interpreter: str = sys.executab
 
 def counted(table: Table, profile: FileProfile, pages: Sequence[Path]) -> tuple[SingleCounters, ...]:
     """What Nsight Compute says of the kernels with most recoverable time."""
-    seen = kernel_counters(table, pages)
+    seen = kernel_counters(table, pages).by_name
     return tuple(
         SingleCounters(
             kind="kernel",
@@ -116,15 +134,27 @@ def counted(table: Table, profile: FileProfile, pages: Sequence[Path]) -> tuple[
     )
 
 
-def kernel_counters(table: Table, pages: Sequence[Path]) -> dict[str, tuple[Metric, ...]]:
-    """Counters by the name of a trace's kernel: means over the launches that Nsight Compute saw."""
+class Counted(NamedTuple):
+    """Counters by the name of a trace's kernel, and how many of the launches that were seen are in the trace."""
+
+    by_name: dict[str, tuple[Metric, ...]]
+    matched: int
+    launches: int
+
+
+def kernel_counters(table: Table, pages: Sequence[Path]) -> Counted:
+    """What Nsight Compute says of the kernels of a trace: means over the launches of a name that it saw."""
     names, trace = _launches(table)
     seen: dict[str, list[tuple[Metric, ...]]] = {}
+    matched = launches = 0
     for page in pages:
         kernels = read_ncu(page)
-        for place, metrics in metrics_by_row(kernels, join(kernels, trace)).items():
+        matches = join(kernels, trace)
+        launches += len(matches)
+        matched += sum(bool(match.rows) for match in matches)
+        for place, metrics in metrics_by_row(kernels, matches).items():
             seen.setdefault(names[place], []).append(metrics)
-    return {name: _means(metrics) for name, metrics in seen.items()}
+    return Counted({name: _means(metrics) for name, metrics in seen.items()}, matched, launches)
 
 
 def _launches(table: Table) -> tuple[list[str], TraceKernels]:

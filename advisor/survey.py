@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import pickle
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from advisor.rundir import REQUEST, TRACE
 __all__ = ["Options", "analyze_file", "cache_folder", "survey"]
 
 MODULE = "advisor.survey"
+LEAST_PEAK, MOST_PEAK = 1e10, 1e18  # FLOP/s; between a microcontroller and a rack
 SUFFIXES = (".json", ".json.gz")
 BESIDE_FROM_BYTES = 4 << 20  # stored bytes of all files from which processes of their own pay
 
@@ -44,19 +44,18 @@ class Options:
     counters: tuple[Path, ...] = ()
 
 
-def survey(paths: Sequence[Path], options: Options, on_file: Callable[[FileProfile], None] = lambda _: None) -> Survey:
+def survey(paths: Sequence[Path], options: Options) -> Survey:
     """Analyze files, folders of ranks and run folders; a file that cannot be read is refused with its reason.
 
     Raises UsageError for a path that does not exist, a folder without traces and a peak that is none.
     """
-    if options.peak_flops is not None and not 0 < options.peak_flops < math.inf:
+    if options.peak_flops is not None and not LEAST_PEAK <= options.peak_flops <= MOST_PEAK:
         raise UsageError(f"a peak of {options.peak_flops:g} FLOP/s is none: give the dense peak, such as 989.4e12")
-    files = [file for path in paths for file in _files(path)]
+    files = list(dict.fromkeys(file for path in paths for file in _files(path)))
     if options.counters and len(files) != 1:
         raise UsageError(f"--counters belong to one recording, {len(files)} are given: analyze that one alone")
     found = []
     for profile, rank in _told(files, options):
-        on_file(profile)
         found.append((profile, rank))
     found.sort(key=lambda pair: (pair[0].rank is None, pair[0].rank or 0, pair[0].path))
     members = [rank for _, rank in found if rank is not None]
@@ -86,7 +85,7 @@ def _marks_a_run(path: Path) -> bool:
 
 
 def _told(files: Sequence[Path], options: Options) -> Iterable[tuple[FileProfile, RankInput | None]]:
-    count = min(len(files), options.workers or cores())
+    count = min(len(files), options.workers or cores(), 4 * cores())
     if count <= 1 or sum(file.stat().st_size for file in files) < BESIDE_FROM_BYTES:
         yield from (analyze_rank(file, options) for file in files)
         return

@@ -52,7 +52,7 @@ def stretch_us(profile: FileProfile) -> float | None:
     """The length that the share of a cost is a share of."""
     if profile.breakdown is not None and known(profile.breakdown.length_us):
         return profile.breakdown.length_us
-    return profile.device_step_us if per_step(profile) else profile.span_us
+    return (profile.device_step_us or profile.host_step_us) if per_step(profile) else profile.span_us
 
 
 def headline(profile: FileProfile) -> Headline:
@@ -98,6 +98,8 @@ def step_times(profile: FileProfile) -> tuple[str, ...]:
     if known(profile.device_step_us):
         source = f", {_STEPS.get(profile.steps_from, profile.steps_from)}" if profile.steps_from else ""
         found.append(f"{duration(profile.device_step_us)} median on the device{source}")
+    if known(profile.host_step_us):
+        found.append(f"{duration(profile.host_step_us)} median on the host, no device was recorded")
     if known(profile.step_mean_us):
         many = f"{profile.steps:,} " if profile.steps else ""
         plural = "range" if profile.steps == 1 else "ranges"
@@ -262,7 +264,7 @@ def parts(breakdown: Breakdown | None) -> tuple[Part, ...]:
 
 def path_parts(path: CriticalPath) -> list[tuple[str, float]]:
     """What the critical path consists of, the longest first."""
-    words = {**_HOST, "communication": "communication"}
+    words = {**_HOST, "communication": "communication", "launch": "calls that launch", "host": "host between launches"}
     return [(words.get(name, name), us) for name, us in ordered_shares(path.parts_us)]
 
 

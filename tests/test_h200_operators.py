@@ -18,7 +18,8 @@ import pytest
 
 from advisor.columns.inputs import inputs_of
 from advisor.columns.joins import launching_calls, launching_operators, parents
-from advisor.columns.table import KERNEL, Table
+from advisor.columns.schema import KERNEL
+from advisor.columns.table import Table
 from advisor.hardware import sm_limits
 from advisor.ingest.ncu import NcuKernel, read_ncu
 from advisor.ingest.ncu_join import Basis, Match, TraceKernels, join

@@ -25,7 +25,8 @@ import pytest
 
 from advisor.columns.intervals import Intervals, clipped, covered, intersection, intervals, length, merged, partition
 from advisor.columns.joins import launching_calls
-from advisor.columns.table import KERNEL, MEMCPY, MEMSET, Table
+from advisor.columns.schema import KERNEL, MEMCPY, MEMSET
+from advisor.columns.table import Table
 from advisor.ingest.reader import read_table
 from advisor.metrics.breakdown import breakdown
 from advisor.metrics.occupancy import sliced_sm_efficiency

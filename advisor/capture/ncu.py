@@ -30,6 +30,7 @@ METRICS = (  # of as few passes as will do: each runs the kernel again
     "sm__inst_executed_pipe_tensor.avg.pct_of_peak_sustained_active",
     "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active",
 )
+FORBIDDEN = "ERR_NVGPUCTRPERM"
 _CALL = re.compile(r"\(.*$", re.DOTALL)
 
 
@@ -48,7 +49,7 @@ def function_name(kernel: str) -> str:
         depth += character == "<"
         if depth == 0:
             plain.append(character)
-        depth -= character == ">"
+        depth = max(0, depth - (character == ">"))
     return _CALL.sub("", "".join(plain)).rpartition("::")[2].split(" ")[-1].strip()
 
 
@@ -67,7 +68,11 @@ def profile_calls(
     calls: Sequence[RecordedCall], kernels: Sequence[str], log: Path, work: Path, *, interpreter: str = sys.executable
 ) -> None:
     """Make operator calls once each under the profiler and leave its raw page in `log`; raises ScriptError."""
-    run_calls(calls, work, interpreter=interpreter, prefix=command(find_ncu(), kernels, log), once=True)
+    try:
+        run_calls(calls, work, interpreter=interpreter, prefix=command(find_ncu(), kernels, log), once=True)
+    except ScriptError:
+        if FORBIDDEN not in _said(log):
+            raise
     check(log)
 
 
@@ -94,12 +99,16 @@ def profile_script(spec: Spec, kernels: Sequence[str], log: Path, *, interpreter
     check(log)
 
 
+def _said(log: Path) -> str:
+    return log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
+
+
 def check(log: Path) -> None:
     """Raise ScriptError, saying what to do, when the profiler recorded nothing."""
-    said = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
-    if "ERR_NVGPUCTRPERM" in said:
+    said = _said(log)
+    if FORBIDDEN in said:
         raise ScriptError(
-            "this machine forbids its counters to users (ERR_NVGPUCTRPERM): ask its administrator for "
+            f"this machine forbids its counters to users ({FORBIDDEN}): ask its administrator for "
             "NVreg_RestrictProfilingToAdminUsers=0, or use --replay, which needs no permission"
         )
     if '"Kernel Name"' not in said:

@@ -39,6 +39,9 @@ DTYPES = {
         "int16",
         "int8",
         "uint8",
+        "uint64",
+        "uint32",
+        "uint16",
         "bool",
         "complex64",
         "complex128",
@@ -204,20 +207,26 @@ def _once(run: Callable[[], object]) -> dict[str, Any]:
 
 
 def _window(run: Callable[[], object], seconds: float) -> dict[str, Any]:
-    """The stretch of time in which the call ran back to back."""
+    """The stretch of time in which the call ran back to back; raises CannotReplay where the queue did not stay full.
+
+    As a device graph where the call is short, and where the host takes longer to launch it than the device to run it.
+    """
     with torch.inference_mode():
         single = _time(run)
-        if single < GRAPH_BELOW_S:
-            run, repeated = _graph(run), REPETITIONS
-            single = _time(run) / repeated
-        else:
-            repeated = 1
-        count = max(1, round(BATCH_S / (single * repeated)))
-        for _ in range(ATTEMPTS):
-            found = _filled(run, count, seconds)
-            if found is not None:
-                return {**found, "time_us": single * 1e6}
-    raise CannotReplay("the queue ran dry: the host launches this call more slowly than the device runs it")
+        found = _repeated(run, single, seconds) if single >= GRAPH_BELOW_S else None
+        if found is None:
+            graph = _graph(run)
+            single = _time(graph) / REPETITIONS
+            found = _repeated(graph, single * REPETITIONS, seconds)
+    if found is None:
+        raise CannotReplay("the queue ran dry: the host launches this call more slowly than the device runs it")
+    return {**found, "time_us": single * 1e6}
+
+
+def _repeated(run: Callable[[], object], time_s: float, seconds: float) -> dict[str, Any] | None:
+    count = max(1, round(BATCH_S / time_s))
+    tries = (_filled(run, count, seconds) for _ in range(ATTEMPTS))
+    return next((found for found in tries if found is not None), None)
 
 
 def _time(run: Callable[[], object]) -> float:
@@ -248,21 +257,18 @@ def _graph(run: Callable[[], object]) -> Callable[[], object]:
 
 
 def _filled(run: Callable[[], object], count: int, seconds: float) -> dict[str, Any] | None:
-    """Keep two batches in the queue; None when both had ended before the next was there."""
+    """Keep two batches in the queue; None when the device had ended both before the next one was enqueued."""
     ends = [_enqueue(run, count), _enqueue(run, count)]
-    start = time.monotonic()
-    begin = start + SETTLE_S
+    begin = time.monotonic() + SETTLE_S
     while True:
         while not ends[0].query():
             time.sleep(BATCH_S / 20)
-        if ends[1].query():
-            torch.cuda.synchronize()
-            return None
         now = time.monotonic()
-        if now >= begin + seconds:
-            torch.cuda.synchronize()
-            return {"begin_s": begin, "end_s": now}
         ends = [ends[1], _enqueue(run, count)]
+        dry, over = ends[0].query(), now >= begin + seconds
+        if dry or over:
+            torch.cuda.synchronize()
+            return None if dry else {"begin_s": begin, "end_s": now}
 
 
 def _enqueue(run: Callable[[], object], count: int) -> Any:

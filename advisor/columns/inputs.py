@@ -13,6 +13,9 @@ from advisor.columns.schema import Signature
 Sizes = tuple[int, ...]
 Entry = Sizes | tuple[Sizes, ...]  # of one input: a tensor's sizes, or those of each tensor of a list
 
+MAX_DIMENSIONS = 64  # reductions support no more (ATen/WrapDimUtilsMulti.h)
+_MOST = 1 << 62
+
 DTYPES = {
     "float": "float32",
     "double": "float64",
@@ -29,8 +32,10 @@ DTYPES = {
     "unsigned char": "uint8",
     "bool": "bool",
     "unsigned long": "uint64",
+    "long unsigned int": "uint64",
     "unsigned int": "uint32",
     "unsigned short": "uint16",
+    "short unsigned int": "uint16",
     "c10::Float8_e4m3fnuz": "float8_e4m3fnuz",
     "c10::Float8_e5m2fnuz": "float8_e5m2fnuz",
     "c10::Float8_e8m0fnu": "float8_e8m0fnu",
@@ -56,7 +61,7 @@ class Inputs:
 def inputs_of(signature: Signature) -> Inputs:
     """Read what one kind of call recorded; what is not as Kineto writes it counts as not recorded."""
     return Inputs(
-        shapes=tuple(_entry(item, math.prod) for item in _items(signature.dims)),
+        shapes=tuple(_entry(item, _elements) for item in _items(signature.dims)),
         dtypes=tuple(DTYPES.get(str(item), "") for item in _items(signature.types)),
         strides=tuple(_entry(item, _largest) for item in _items(signature.strides)),
         concrete=tuple(str(item) for item in _items(signature.concrete)),
@@ -66,6 +71,10 @@ def inputs_of(signature: Signature) -> Inputs:
 def _entry(item: object, extent: Callable[[Sizes], int]) -> Entry:
     sizes = _sizes(item, extent)
     return sizes if sizes is not None else _list(item, extent)
+
+
+def _elements(sizes: Sizes) -> int:
+    return math.prod(sizes) if len(sizes) <= MAX_DIMENSIONS else _MOST
 
 
 def _largest(strides: Sizes) -> int:
@@ -86,7 +95,7 @@ def _sizes(item: object, extent: Callable[[Sizes], int]) -> Sizes | None:
     if not isinstance(item, list):
         return None
     sizes = tuple(size for size in item if isinstance(size, int) and not isinstance(size, bool) and size >= 0)
-    return sizes if len(sizes) == len(item) and extent(sizes) < 1 << 62 else None
+    return sizes if len(sizes) == len(item) and extent(sizes) < _MOST else None
 
 
 def _list(item: object, extent: Callable[[Sizes], int]) -> tuple[Sizes, ...]:

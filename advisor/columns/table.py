@@ -18,6 +18,7 @@ from advisor.columns.schema import Collective, Signature
 Floats: TypeAlias = npt.NDArray[np.float64]
 Ints: TypeAlias = npt.NDArray[np.int64]
 
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorRows:
     """Calls of operators on the host; an outer call comes before what it calls.

@@ -102,7 +102,8 @@ def _digest(columns: Mapping[str, Any], rows: Any) -> Any:
     """One number for all that each of some rows holds."""
     found = np.zeros(len(rows), dtype=np.uint64)
     for values in columns.values():
-        exact = values[rows].astype(np.float64 if values.dtype == np.float64 else np.int64).view(np.uint64)
-        found = (found ^ exact) * np.uint64(_ODD)
+        wide = np.float64 if values.dtype == np.float64 else np.int64
+        found ^= values[rows].astype(wide, copy=False).view(np.uint64)
+        found *= np.uint64(_ODD)
         found ^= found >> np.uint64(29)
     return found

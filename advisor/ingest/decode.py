@@ -32,6 +32,7 @@ DEVICE = {
 }
 CALLS = frozenset({"cuda_runtime", "cuda_driver", "Runtime", "Driver", "runtime"})
 OPERATORS = frozenset({"cpu_op", "Operator"})
+SKIPPED_LIMIT = 500_000  # each costs some microseconds
 MODULE_PREFIX = "nn.Module: "
 _RANGE_NAME = re.compile(r"ProfilerStep#\d|Optimizer\.\w+#|enumerate\(DataLoader\)#|DistributedDataParallel\.|## ")
 _KEPT = frozenset({*DEVICE, *CALLS, *OPERATORS, "user_annotation", "Trace"})
@@ -137,7 +138,9 @@ def _reader(kind: type[Any]) -> _Reader:
 
 
 _EVENTS = _reader(_Event)
-_KNOWN: Any = Union[(_Frame, *map(_counted, _COUNTED), *map(_kept, sorted(_KEPT)))]
+_CLASSES: Any = tuple(map(_counted, _COUNTED))
+_ONLY_COUNTED: Any = msgspec.json.Decoder(Union[(*_CLASSES,)])
+_KNOWN: Any = Union[(_Frame, *_CLASSES, *map(_kept, sorted(_KEPT)))]
 _USUAL: Any = msgspec.json.Decoder(list[_KNOWN])  # half again as fast, where every event has one of these categories
 _OPERATOR = _reader(_OperatorArguments)
 _CALL = _reader(_CallArguments)
@@ -163,7 +166,7 @@ class Part:
     """The columns of some chunks and the texts their numbers stand for; times are microseconds as recorded.
 
     `counts` has the events by category, all phases; `skipped` counts events or places that could not be read. `torn`
-    says that a chunk may not have been cut between events, `full` that more came than is kept in memory.
+    says that a chunk may not have been cut between events, `stopped` why not all chunks were taken.
     """
 
     tables: dict[str, dict[str, array[Any]]] = field(
@@ -179,7 +182,7 @@ class Part:
     events: int = 0
     skipped: int = 0
     torn: bool = False
-    full: bool = False
+    stopped: str = ""
 
 
 class Decoder:
@@ -205,7 +208,7 @@ class Decoder:
     @property
     def done(self) -> bool:
         """Whether more chunks are of no use."""
-        return self._part.full or self._part.torn
+        return self._part.torn or bool(self._part.stopped)
 
     def _size(self) -> int:
         rows = sum(values.itemsize * len(values) for table in self._part.tables.values() for values in table.values())
@@ -214,7 +217,10 @@ class Decoder:
     def feed(self, chunk: bytes) -> None:
         """Add the events of a chunk `{...},{...}`; what cannot be read is counted, never raised."""
         if self._size() > self._limit_bytes:
-            self._part.full = True
+            self._part.stopped = "its events take too much memory"
+        if self._part.skipped > SKIPPED_LIMIT:
+            self._part.stopped = "too many of its events cannot be read"
+        if self._part.stopped:
             return
         usual = _usual(chunk)
         kept, modules = self._sorted(usual) if usual is not None else self._sorted_by_name(self._events(chunk))
@@ -331,12 +337,12 @@ class Decoder:
 
     def _one_by_one(self, chunk: bytes) -> Iterable[_Event]:
         found = scan(chunk, last=True)
-        if not self._exact and (found.cut or found.ended or found.wasted > 4 * len(chunk)):
+        if not self._exact and (found.cut or found.ended or found.wasted > len(chunk)):
             self._part.torn = True
             return
         self._part.skipped += found.skipped
         for text in found.events:
-            event = _decoded(text, _EVENTS)
+            event = _decoded(text, _EVENTS) or _counted_only(text)
             if event is None:
                 self._part.skipped += 1
             else:
@@ -395,9 +401,24 @@ def _decoded(text: bytes, reader: _Reader) -> Any | None:
     except (msgspec.DecodeError, RecursionError):
         pass
     try:
+        return reader.lenient.decode(text)
+    except msgspec.ValidationError:  # a wrong type, which mending does not change
+        return None
+    except (msgspec.DecodeError, RecursionError):
+        pass
+    try:
         return reader.lenient.decode(mended(text))
     except (ValueError, RecursionError):
         return None
+
+
+def _counted_only(text: bytes) -> _Event | None:
+    """An event of a category that is only counted, whatever else it holds."""
+    try:
+        found = _ONLY_COUNTED.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    return _Event(ph=found.ph, cat=found.__struct_config__.tag)
 
 
 def _number(lane: int | str | None) -> int:

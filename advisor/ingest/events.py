@@ -98,9 +98,6 @@ class Events:
                     yield found
                 if ended:
                     break
-                if len(text) > EVENT_LIMIT_BYTES:
-                    self.lost.append(f"an event is longer than {EVENT_LIMIT_BYTES >> 20} MiB")
-                    return
                 if self._wasted > WASTE_LIMIT:
                     self.lost.append("it is damaged in too many places and is not read on")
                     return
@@ -147,6 +144,9 @@ class Events:
         found = scan(with_null(text), last=last)
         self.skipped += found.skipped
         self._wasted += found.wasted
+        note = f"an event is longer than {EVENT_LIMIT_BYTES >> 20} MiB"
+        if found.long and note not in self.lost:
+            self.lost.append(note)
         return b",".join(found.events), found.rest, found.ended
 
     def _close(self, text: bytes) -> None:
@@ -197,7 +197,8 @@ def _decoded(decoder: msgspec.json.Decoder[Any], text: bytes) -> Any | None:
 class Scan(NamedTuple):
     """What a text holds: the texts of whole events, what follows them, whether the list ended, damaged places.
 
-    `cut` says that an event goes on where the text ends, `wasted` how many characters were read in vain.
+    `cut` says that an event goes on where the text ends, `long` that one is longer than the limit; `wasted` is how many
+    characters were read in vain.
     """
 
     events: list[bytes]
@@ -205,6 +206,7 @@ class Scan(NamedTuple):
     ended: bool
     skipped: int
     cut: bool
+    long: bool
     wasted: int
 
 
@@ -218,9 +220,13 @@ def scan(text: bytes, *, last: bool) -> Scan:
     """
     whole = text.decode("utf-8", "surrogateescape")  # lossless, also for what is no UTF-8
     found: list[bytes] = []
-    place, skipped, wasted, rest = 0, 0, 0, ""
+    place, skipped, wasted, long, rest = 0, 0, 0, False, ""
     while True:
-        window = rest + whole[place : place + max(_WINDOW, len(rest))]
+        if len(rest) > EVENT_LIMIT_BYTES:  # it is too long, or is not closed and holds all that follow
+            long, skipped, wasted = True, skipped + 1, wasted + len(rest)
+            following = _following_events(rest, 1, first=True)
+            rest = rest[following[0] :] if following else ""
+        window = rest + whole[place : place + max(_WINDOW, min(len(rest), EVENT_LIMIT_BYTES - len(rest)))]
         place += len(window) - len(rest)
         final = place >= len(whole)
         part = _scan_window(window, last=last and final)
@@ -229,7 +235,7 @@ def scan(text: bytes, *, last: bool) -> Scan:
         wasted += part.wasted
         if part.ended or final:
             after = (part.rest + whole[place:]).encode("utf-8", "surrogateescape")
-            return Scan(found, after, part.ended, skipped, part.cut, wasted)
+            return Scan(found, after, part.ended, skipped, part.cut, long, wasted)
         rest = part.rest
 
 
@@ -254,18 +260,21 @@ def _scan_window(text: str, *, last: bool) -> _Window:
             return _Window(found, text[place + 1 :], True, skipped, cut, wasted)
         end, reached = _event_end(text, place)
         if end is not None:
-            found.append(text[place:end])
+            if not cut or _is_event(text[place:end]):
+                found.append(text[place:end])
             place = end
             continue
-        cut |= reached >= len(text) - _TOKEN
-        if cut and not last:
-            return _Window(found, text[place:], False, skipped, cut, wasted)
+        goes_on = reached >= len(text) - _TOKEN
+        if goes_on and not last:
+            return _Window(found, text[place:], False, skipped, True, wasted)
+        counted = not cut  # what is in an event that goes on is not damaged, too
+        cut |= goes_on
         wasted += _LOOK + reached - place
-        patience -= 1 + (reached - place) // 256
+        patience -= 1 + (reached - place) // 64
         following = _following_events(text, place + 1, first=patience > 0)
         if not following:
-            return _Window(found, "" if last else text[place:], False, skipped + last, cut, wasted)
-        skipped += len(following)
+            return _Window(found, "" if last else text[place:], False, skipped + (last and counted), cut, wasted)
+        skipped += counted * len(following)
         place = following[-1]
 
 
@@ -287,7 +296,13 @@ def _event_end(text: str, place: int) -> tuple[int | None, int]:
     return end, end
 
 
-_EVENT = re.compile(r'\{\s*"(?:ph|name|cat|ts|dur|pid|tid|id|args)"\s*:')
+_EVENT = re.compile(r'\{\s*"(?:(?:ph|name|cat)"\s*:\s*"|(?:ts|dur|pid|tid|id|args)"\s*:)')
+_NAME, _PHASE = re.compile(r'"name"\s*:\s*"'), re.compile(r'"ph"\s*:\s*"')
+
+
+def _is_event(text: str) -> bool:
+    """Whether an object that may stand in the arguments of an event that is cut is an event itself."""
+    return _NAME.search(text) is not None and _PHASE.search(text) is not None
 
 
 def _following_events(text: str, place: int, *, first: bool) -> list[int]:

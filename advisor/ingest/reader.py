@@ -19,7 +19,8 @@ from advisor.ingest.stream import Stream
 
 HELPERS_FROM_BYTES = 24 << 20  # stored size from which starting helpers pays
 GZIP_HELPERS_FROM_BYTES = 3 << 20
-KEPT_BYTES = 128 << 20  # of columns and texts; a trace of 1 GB takes 50 MiB
+KEPT_BYTES = 112 << 20  # of columns and texts; a trace of 1 GB takes 50 MiB
+MOST_HELPERS = 8  # one process feeds them, and inflates
 MODULE = "advisor.ingest.helper"
 
 
@@ -29,7 +30,7 @@ def read_table(path: Path, workers: int | None = None) -> Table:
     A damaged or truncated file yields what is whole, with the reasons in `lost`. Raises ArtifactError for a file that
     holds no list of events. `workers` processes decode (default: as many as there are cores, one for a small file).
     """
-    way = _Way(workers if workers is not None else _workers(path), exact=False)
+    way = _Way(min(workers, MOST_HELPERS) if workers is not None else _workers(path), exact=False)
     while True:
         found = _read(path, way)
         if isinstance(found, Table):
@@ -57,12 +58,12 @@ def _read(path: Path, way: _Way) -> Table | _Way:
         raise ArtifactError(f"{error}; {stream.lost}") from None
     if any(part.torn for part in parts) and not way.exact:
         return way._replace(exact=True)
-    full = any(part.full for part in parts)
-    if full and way.processes > 1:  # what is kept of a file must not depend on which process was the faster
+    stopped = next((part.stopped for part in parts if part.stopped), None)
+    if stopped and way.processes > 1:  # what is kept of a file must not depend on which process was the faster
         return way._replace(processes=1)
     lost = [*([] if stream.lost is None else [stream.lost]), *events.lost]
-    if full:
-        lost.append(f"its events take more than {KEPT_BYTES >> 20} MiB of memory, the rest was not read")
+    if stopped:
+        lost.append(f"{stopped}: the rest was not read")
     table = assemble(parts, events.head, lost)
     return replace(table, skipped=table.skipped + events.skipped)
 
@@ -74,7 +75,7 @@ def cores() -> int:
 
 def _workers(path: Path) -> int:
     least = GZIP_HELPERS_FROM_BYTES if path.suffix == ".gz" else HELPERS_FROM_BYTES
-    return min(cores(), 8) if Stream(path).stored_bytes >= least else 1
+    return min(cores(), MOST_HELPERS) if Stream(path).stored_bytes >= least else 1
 
 
 def _beside(chunks: Iterable[bytes], way: _Way) -> list[Part]:

@@ -79,7 +79,7 @@ def kinds(table: Table, links: Links) -> Kinds:
         works.append(work_of(name, item.shapes, item.dtypes, item.concrete))
         constants = item.concrete if reads_constants(name) else ()
         found = least_bytes(name, kind, item.shapes, item.dtypes, constants, item.strides or None)
-        traffic.append(math.nan if found is None else found)
+        traffic.append(found or math.nan)  # what launches a kernel moves something: a view or autograd's node by itself
     return Kinds(
         of_row=of_row.astype(np.int64),
         name=tuple(names),
@@ -160,13 +160,15 @@ class Floors:
     """Least times of the activities that were asked for, and the arithmetic behind them.
 
     Per activity: `unit` is the operator row it belongs to (the one whose arithmetic counts, else the innermost; -1
-    without one), `floor_us` its share of that call's floor by time (NaN unknown), `compute` whether arithmetic sets it.
+    without one), `floor_us` its share of that call's floor by time (NaN unknown), `kernel_floor_us` its floor as a
+    kernel of its own, `compute` whether arithmetic sets it.
     Over all calls: `model` FLOPs by dtype, `causal` (None where a call does not say what it hides) and `executed`;
     `uncounted` is the time of calls by name whose arithmetic matters and is not known, `unit_us` that of everything.
     """
 
     unit: Ints
     floor_us: Floats
+    kernel_floor_us: Floats
     compute: Flags
     tensor: npt.NDArray[np.int8]  # 1 matrix units, 0 none, -1 unknown
     flops: Floats
@@ -204,6 +206,7 @@ def floors(table: Table, links: Links, found: Kinds, calls: Rows, hardware: Hard
     return Floors(
         unit=unit,
         floor_us=floor[place] * share,
+        kernel_floor_us=_of_kernels(table, unit, place, tensor, floor, np.isnan(least.flops)),
         compute=by_compute[place],
         tensor=tensor,
         flops=least.flops[place] * share,
@@ -214,6 +217,29 @@ def floors(table: Table, links: Links, found: Kinds, calls: Rows, hardware: Hard
         unit_us=float(time[chosen].sum()),
         uncounted=_uncounted(table, found, unit, np.where(counts, least.flops[place], 0.0), tensor),
     )
+
+
+def _of_kernels(
+    table: Table, unit: Ints, place: Ints, tensor: npt.NDArray[np.int8], floor: Floats, moves_only: Flags
+) -> Floats:
+    """Microseconds that each activity takes at least as a kernel of its own.
+
+    Of a call with several kernels those on matrix units have its floor; what the others, which convert, pad or add up,
+    had to do is not known. Where no kernel is known to use matrix units only a call with one kernel name has one.
+    """
+    time, names = lengths(table), table.activities.name
+    count = len(floor)
+    first = np.full(count, np.iinfo(np.int64).max)
+    last = np.full(count, -1, dtype=np.int64)
+    np.minimum.at(first, place, names)
+    np.maximum.at(last, place, names)
+    matrix = (tensor == 1) & ~moves_only[place]
+    some = np.bincount(place, weights=matrix, minlength=count) > 0
+    owns = (unit >= 0) & np.where(some[place], matrix, (first == last)[place])
+    whole = np.bincount(place, weights=time * owns, minlength=count)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        share = np.where(owns & (whole[place] > 0), time / whole[place], np.nan)
+    return np.minimum(floor[place] * share, time)
 
 
 def lengths(table: Table) -> Floats:
@@ -284,7 +310,7 @@ def _least(table: Table, found: Kinds, calls: Rows, units: Ints, matrix: Ints, h
             continue
         dtype = ran_in(found.dtype[kind[place]], int(matrix[place]), hardware)
         flops[place] = work.executed
-        rate = hardware.peak_flops.get(dtype)
+        rate = hardware.peak_flops.get(dtype) or hardware.measured_flops.get(dtype)
         if rate:
             compute[place] = work.least / rate * 1e6
         executed += work.executed
@@ -293,7 +319,8 @@ def _least(table: Table, found: Kinds, calls: Rows, units: Ints, matrix: Ints, h
             flagged |= work.family == "attention"
             unsaid |= work.causal is None
             causal += work.causal or 0.0
-    memory = traffic / hardware.hbm_bandwidth * 1e6 if hardware.hbm_bandwidth else np.full(count, np.nan)
+    bandwidth = hardware.hbm_bandwidth or hardware.measured_bandwidth
+    memory = traffic / bandwidth * 1e6 if bandwidth else np.full(count, np.nan)
     known = causal if flagged and not unsaid else None
     return _Least(compute, memory, flops, traffic, dict(sorted(model.items())), known, executed)
 
@@ -403,13 +430,15 @@ def costs(
     group, duration = grouping.group[rows_], lengths(table)[rows_]
     size = len(grouping.names)
     time = np.bincount(group, weights=duration, minlength=size)
-    known = ~np.isnan(result.floor_us[rows_])
-    floor = np.bincount(group, weights=np.where(known, result.floor_us[rows_], duration), minlength=size)
+    floors_ = (result.kernel_floor_us if grouping.kind == "kernel" else result.floor_us)[rows_]
+    known = ~np.isnan(floors_)
+    own = known if grouping.kind == "kernel" else np.ones(len(rows_), dtype=bool)  # whose FLOPs and bytes are its own
+    floor = np.bincount(group, weights=np.where(known, floors_, duration), minlength=size)
     some = np.bincount(group, weights=known, minlength=size) > 0
     compute = np.bincount(group, weights=duration * result.compute[rows_] * known, minlength=size)
     told = np.bincount(group, weights=duration * known, minlength=size)
-    flops = np.bincount(group, weights=np.nan_to_num(result.flops[rows_]), minlength=size)
-    traffic = np.bincount(group, weights=np.nan_to_num(result.traffic[rows_]), minlength=size)
+    flops = np.bincount(group, weights=np.where(own, np.nan_to_num(result.flops[rows_]), 0.0), minlength=size)
+    traffic = np.bincount(group, weights=np.where(own, np.nan_to_num(result.traffic[rows_]), 0.0), minlength=size)
     yes, no = (
         np.bincount(group, weights=duration * (result.tensor[rows_] == value), minlength=size) for value in (1, 0)
     )

@@ -23,11 +23,13 @@ class Fullness:
     launches: formulas.Occupancy
 
 
-def fullness(table: Table, limits: SmLimits | None, sm_count: int | None) -> Fullness:
-    """Occupancy and SM efficiency of all kernels; parts that are not known are None.
+def fullness(
+    table: Table, limits: SmLimits | None, sm_count: int | None, chosen: npt.NDArray[np.bool_] | None = None
+) -> Fullness:
+    """Occupancy and SM efficiency of the chosen activities, all without a choice; parts that are not known are None.
 
-    `recorded_percent` weights what the profiler wrote, a 0 included, as its own tools do; what is no percentage is left
-    out.
+    `sm_efficiency` and `recorded_percent` are of all kernels, as the profiler's own tools print them: its 0 for blocks
+    of more than 48 KB of shared memory, which is no measurement, is in the latter and not in `percent`.
     """
     rows = table.activities
     grid = rows.grid_x.astype(np.float64) * rows.grid_y * rows.grid_z
@@ -41,20 +43,21 @@ def fullness(table: Table, limits: SmLimits | None, sm_count: int | None) -> Ful
         limits=limits,
         sm_count=sm_count,
     )
-    kernel = rows.kind == KERNEL
+    kernel = (rows.kind == KERNEL) & (chosen if chosen is not None else True)
     weight = np.where(kernel, np.maximum(rows.duration, 0.0), 0.0)
     known = kernel & ~np.isnan(found.achieved)
     total = float(weight.sum())
     blocks = np.where(rows.blocks_per_sm >= 0, rows.blocks_per_sm, found.blocks_per_sm)
+    every = np.where(rows.kind == KERNEL, np.maximum(rows.duration, 0.0), 0.0)
     recorded = np.where((rows.occupancy >= 0) & (rows.occupancy <= 100), rows.occupancy, np.nan)
     share = min(1.0, float(weight[known].sum()) / total) if total > 0 else None
     achieved = _mean(found.achieved, weight)
     return Fullness(
         mean=Occupancy(
-            recorded_percent=_mean(recorded, weight),
+            recorded_percent=_mean(recorded, every),
             percent=None if achieved is None else 100 * achieved,
             known=share,
-            sm_efficiency=_mean(np.minimum(blocks, 1.0), weight),
+            sm_efficiency=_mean(np.minimum(blocks, 1.0), every),
             wave_efficiency=_mean(found.wave_efficiency, weight),
             limiters=_limiters(found, weight, known),
         ),

@@ -39,7 +39,7 @@ def host_facts(table: Table, calls: Ints, parent: Ints, steps: Steps) -> HostFac
         data_ranges=len(data),
         data_us=float(ranges.duration[data].sum()),
         data_share=_share(merged(intervals(ranges.start[data], ranges.duration[data])), steps),
-        queue_delay_us=float(np.median(delay)) if len(delay) else None,
+        queue_delay_us=max(0.0, float(np.median(delay))) if len(delay) and np.median(delay) > -1.0 else None,
         starved=float(starved.mean()) if len(starved) else None,
     )
 

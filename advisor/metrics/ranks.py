@@ -111,7 +111,7 @@ def ranks(profiles: Sequence[RankInput]) -> Ranks:
     """
     ordered = sorted(profiles, key=lambda item: (item.rank is None, item.rank or 0, item.path))
     members = _members(ordered)
-    sizes = sorted({item.world_size for item in members if item.world_size is not None})
+    sizes = sorted({item.world_size for item in ordered if item.world_size is not None})
     notes = _notes(ordered, sizes)
     world = sizes[0] if len(sizes) == 1 and sizes[0] <= MOST_RANKS else None
     missing = tuple(sorted(set(range(world)) - {item.rank for item in members})) if world is not None else ()
@@ -137,7 +137,7 @@ def ranks(profiles: Sequence[RankInput]) -> Ranks:
     return Ranks(
         ranks=found,
         straggler=_straggler(waits, steps) if complete and len(waits) == len(members) else None,
-        imbalance=_imbalance([item.compute_us for item in members]) if len(sizes) <= 1 else None,
+        imbalance=_imbalance([item.compute_us for item in members]) if complete else None,
         missing=missing,
         notes=tuple(notes),
     )

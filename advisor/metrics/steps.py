@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import numpy as np
@@ -78,6 +78,27 @@ def _sources(table: Table, calls: Ints) -> Iterator[tuple[str, tuple[int, ...], 
     yield MARKED, *_marked(table)
     yield OPTIMIZER, *optimizer_steps(table, calls)
     yield REPEATED, *periods(table, calls)
+
+
+def trimmed(steps: Steps) -> Steps:
+    """The steps between half and twice the median length; a first step that warms up would speak for all others.
+
+    Activities of the others belong to no step.
+    """
+    lengths = steps.duration_us
+    median = float(np.median(lengths)) if len(steps) else 0.0
+    kept = (lengths >= median / 2) & (lengths <= 2 * median)
+    if kept.all():
+        return steps
+    place = np.append(np.where(kept, np.cumsum(kept) - 1, -1), -1)
+    return replace(
+        steps,
+        numbers=tuple(number for number, keep in zip(steps.numbers, kept.tolist(), strict=True) if keep),
+        host=steps.host[kept],
+        windows=steps.windows[kept],
+        extents=steps.extents[kept],
+        activity=place[steps.activity],
+    )
 
 
 def spill_over(table: Table, calls: Ints) -> Flags:
@@ -156,9 +177,12 @@ def _windows(end: Floats, before: Floats, host: Intervals, last: Floats, restart
     """Device windows of steps: each begins where the work before it ended and ends with the last of its own.
 
     `end` are the ends of all activities and `before` when each was launched that belongs to no step (minus infinity:
-    before the recording). The first step begins with its host range, or where the device ended what came before it.
+    before the recording). The first step begins with its host range, or where the device ended what came before it. A
+    step that is alone ends with its host range, if that is later.
     """
     until = np.maximum.accumulate(last)
+    if len(until) == 1:  # no next step holds the time in which the device waits for the rest of this one
+        until = np.maximum(until, host[:, 1])
     begin = np.concatenate(([-np.inf], until[:-1]))
     for row in np.flatnonzero(restart).tolist():
         earlier = end[before < host[row, 0]]

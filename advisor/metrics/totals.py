@@ -13,7 +13,11 @@ from advisor.columns.schema import ANNOTATION, KERNEL, MEMCPY, MEMSET
 from advisor.columns.table import Table
 
 STEP = re.compile(r"^ProfilerStep#(\d+)$")
-COMMUNICATION = re.compile(r"nccl|rccl", re.IGNORECASE)
+NCCL = re.compile(r"nccl|rccl", re.IGNORECASE)
+# Collectives that are not NCCL's: vLLM's custom_all_reduce.cuh, torch's CUDASymmetricMemoryOps.cu, NVSHMEM.
+OTHERS = re.compile(
+    r"cross_device_reduce|(one|two)_shot_all_reduce|multimem_(all|one_shot|reduce)|nvshmem", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,9 +48,14 @@ class Totals:
 
 def communicates(table: Table) -> npt.NDArray[np.bool_]:
     """For each activity whether it is a kernel of a collective, by its name."""
-    named = np.array([COMMUNICATION.search(name) is not None for name in table.names], dtype=bool)
+    return _named(table, NCCL) | _named(table, OTHERS)
+
+
+def _named(table: Table, pattern: re.Pattern[str]) -> npt.NDArray[np.bool_]:
+    """For each activity whether it is a kernel whose name has a pattern."""
     rows = table.activities
-    return named[rows.name] & (rows.kind == KERNEL) if len(rows) else np.zeros(0, dtype=bool)
+    found = np.array([pattern.search(name) is not None for name in table.names], dtype=bool)
+    return found[rows.name] & (rows.kind == KERNEL) if len(rows) else np.zeros(0, dtype=bool)
 
 
 def marked_steps(table: Table) -> Intervals:
@@ -65,7 +74,7 @@ def totals(table: Table) -> Totals:
     kernel = rows.kind == KERNEL
     everything = intervals(rows.start, rows.duration)
     busy, kernels = merged(everything), merged(everything[kernel])
-    comm = communicates(table)
+    comm, nccl = communicates(table), _named(table, NCCL)
     steps = marked_steps(table)
     window = (float(steps[0, 0]), float(steps[:, 1].max())) if len(steps) else None
     some = bool(len(rows))
@@ -78,9 +87,9 @@ def totals(table: Table) -> Totals:
         busy_us=length(busy) if some else None,
         kernels_busy_us=length(kernels) if some else None,
         span_us=float(busy[-1, 1] - busy[0, 0]) if some else None,
-        nccl_kernels=int(comm.sum()),
-        nccl_us=float(duration[comm].sum()),
-        exposed_comm_us=length(kernels) - length(merged(everything[kernel & ~comm])) if some else None,
+        nccl_kernels=int(nccl.sum()),
+        nccl_us=float(duration[nccl].sum()),
+        exposed_comm_us=max(0.0, length(kernels) - length(merged(everything[kernel & ~comm]))) if some else None,
         steps=len(steps),
         step_mean_us=float((steps[:, 1] - steps[:, 0]).mean()) if len(steps) else None,
         busy_in_steps=_share(busy, window) if some else None,

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from traces import Event, kernel, launch, op, save, span
 
+from advisor.columns.intervals import merged, partition
 from advisor.ingest.kineto import read_trace
 from advisor.ingest.phases import Stretch, stretches
-from advisor.columns.intervals import merged, partition
 
 DATA = Path(__file__).parents[1] / "data"
 

@@ -270,7 +270,8 @@ def test_what_holds_the_device_up(name: str, cause: str, least: float) -> None:
 
 def test_owlv2_waits_for_its_loader() -> None:
     found = in_steps(corpus("tracelens-mi300-owlv2.json.gz"))
-    assert found.idle_by_cause_us["data"] / found.idle_us > 0.97
+    # A step alone ends with the host's range: 46 ms of it lie behind the last kernel.
+    assert found.idle_by_cause_us["data"] / found.idle_us > 0.9
 
 
 @pytest.mark.skipif(not CORPUS.exists(), reason=NOT_HERE)

@@ -114,8 +114,8 @@ def test_a_floor_is_never_more_than_was_measured(read: Read) -> None:
     assert (cost.floor_us, cost.recoverable_us) == (10.0, 0.0)
 
 
-def test_a_calls_floor_is_shared_by_its_kernels(read: Read) -> None:
-    """Split products launch two kernels for one result: the floor is that of the call."""
+def test_a_calls_floor_is_that_of_the_kernel_that_computes(read: Read) -> None:
+    """Split products launch two kernels for one result: what the one that adds up had to do is not known."""
     loop = Loop()
     with loop.operator("aten::mm", [[4096, 4096], [4096, 4096]], [BF16, BF16]):
         loop.kernel(GEMM, 200.0)
@@ -126,9 +126,8 @@ def test_a_calls_floor_is_shared_by_its_kernels(read: Read) -> None:
     floor = 2 * 4096**3 / BF16_PEAK * 1e6
     assert (operator.count, operator.time_us) == (2, 250)
     assert operator.floor_us == pytest.approx(floor)
-    assert kernels[GEMM].floor_us == pytest.approx(0.8 * floor)
-    assert kernels["splitKreduce_kernel"].floor_us == pytest.approx(0.2 * floor)
-    assert kernels[GEMM].flops == pytest.approx(0.8 * 2 * 4096**3)
+    assert kernels[GEMM].floor_us == pytest.approx(min(floor, 200))
+    assert kernels["splitKreduce_kernel"].floor_us is None and kernels["splitKreduce_kernel"].flops is None
 
 
 @pytest.mark.parametrize(
@@ -240,6 +239,15 @@ def test_a_group_with_a_part_of_unknown_floor_recovers_from_the_rest_alone(read:
     known = 3 * (4 << 24) / BANDWIDTH * 1e6
     assert cost.floor_us == pytest.approx(known + 900)
     assert cost.recoverable_us == pytest.approx(100 - known)
+
+
+@pytest.mark.parametrize("name", ["autograd::engine::evaluate_function: MineBackward", "MineBackward", "aten::view"])
+def test_a_kernel_of_a_node_that_moves_nothing_by_itself_has_no_floor(read: Read, name: str) -> None:
+    """The node of a library's own backward pass launches its kernels itself: what they move is unknown, not nothing."""
+    loop = Loop()
+    loop.call(name, [[1 << 20]], [FLOAT], "their_kernel", 155.0)
+    (cost,) = read(loop).costs("operator").values()
+    assert (cost.floor_us, cost.recoverable_us, cost.least_bytes) == (None, None, None)
 
 
 def test_a_device_without_figures_has_arithmetic_and_no_floor(read: Read) -> None:
@@ -456,18 +464,18 @@ def hold(found: Seen) -> None:
             recoverable[kind] = recoverable.get(kind, 0.0) + (cost.recoverable_us or 0.0)
         if len(found.costs(kind)) >= least.SHOWN:
             return
-    sums = [recoverable.get(kind, 0.0) for kind in ("kernel", "operator", "family")]
-    assert sums == pytest.approx([sums[0]] * 3, abs=1e-6)  # however it is summed up, the same is left to gain
+    # However it is summed up, the same is left to gain; of kernels some have no floor of their own.
+    assert recoverable.get("operator", 0.0) == pytest.approx(recoverable.get("family", 0.0), abs=1e-6)
+    assert recoverable.get("kernel", 0.0) <= recoverable.get("family", 0.0) + 1e-6
     assert sum(found.floors.model.values()) <= found.floors.executed * (1 + 1e-9)
 
 
-CORPUS = sorted((ROOT / "tests/data/corpus/traces").rglob("*.json*"))
+FOREIGN = "xprof-tf-chrome-trace-foreign.json"
+CORPUS = sorted(path for path in (ROOT / "tests/data/corpus/traces").rglob("*.json*") if path.name != FOREIGN)
 
 
 @pytest.mark.parametrize("path", [ANNOTATED, *CORPUS], ids=lambda path: path.name)
 def test_recordings_hold(path: Path) -> None:
-    if path.name.startswith("xprof"):
-        pytest.skip("of another tool")
     hold(seen(read_table(path, 1)))
 
 

@@ -13,11 +13,11 @@ from typing import Any
 
 from advisor.columns.inputs import DTYPES
 from advisor.hardware import lookup
+from advisor.model import Hardware
 from advisor.operators.arithmetic import COMPOSITES, Work, work_of
 from advisor.operators.families import family
 from advisor.operators.lists import with_list_dtype
 from advisor.operators.traffic import least_bytes
-from advisor.model import Hardware
 
 LAUNCHES = ("cuda_runtime", "cuda_driver", "runtime")
 ACTIVITIES = ("kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset")

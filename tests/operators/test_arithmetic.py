@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from traces import op, save
 
-from advisor.operators.arithmetic import COMPOSITES, Work, work_of
 from advisor.ingest.kineto import read_trace
+from advisor.operators.arithmetic import COMPOSITES, Work, work_of
 from advisor.operators.signatures import SIGNATURES
 from advisor.operators.traffic import family, least_bytes
 

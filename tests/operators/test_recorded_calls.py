@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from recorded_calls import Recorded, Recording, read
 
-from advisor.operators.calls import BYTES
 from advisor.model import Hardware
+from advisor.operators.calls import BYTES
 
 DATA = Path(__file__).parents[1] / "data"
 SHARED = Path(__file__).parents[3] / "shared"

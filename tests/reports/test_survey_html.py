@@ -51,7 +51,7 @@ def test_what_the_reader_of_one_file_sees() -> None:
         "data loader1.10 ms0.2 %",
         "12 per step, occupancy 18.8 % shared memory",
         "sm_active 99.7 %, tensor_active 20.3 % (from gpm replay)",
-        "Critical path of 535.3 ms: compute 524.2 ms, host launch 8.00 ms",
+        "Critical path of 535.3 ms: compute 524.2 ms, calls that launch 8.00 ms",
         "if attention took its floor, the step would take 334.3 ms instead of 535.3 ms",
         "said all the same, with care",
         "record with torch.profiler.profile(with_stack=True, with_modules=True)",

@@ -119,7 +119,8 @@ def test_end_to_end() -> None:
     lines = said(surveys.training()).splitlines()
     at = lines.index("end to end, critical path of 535.3 ms")
     assert lines[at + 1 : at + 5] == [
-        "  compute 524.2 ms, host launch 8.00 ms, copy 1.20 ms, data loader 1.10 ms, other host time 800.0 us",
+        "  compute 524.2 ms, calls that launch 8.00 ms, copy 1.20 ms, data loader 1.10 ms, "
+        "host between launches 800.0 us",
         "  if attention took its floor, the step would take 334.3 ms instead of 535.3 ms",
         "  if GELU took its floor, the step would take 465.4 ms instead of 535.3 ms",
         "  if copies took its floor, the step would still take 535.3 ms",
