@@ -64,7 +64,7 @@ class _Helper:
         # The search path of this process: `python -m` alone would put the working folder first, whose files may bear
         # the names of modules.
         found = [str(entry) for entry in sys.path]
-        code = f"import runpy, sys; sys.path[:] = {found!r}; runpy.run_module({module!r}, run_name='__main__')"
+        code = f"import sys; sys.path[:] = {found!r}; import runpy; runpy.run_module({module!r}, run_name='__main__')"
         command = [sys.executable, "-c", code, *arguments]
         try:
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
