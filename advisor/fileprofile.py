@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from advisor import calibration
+from advisor.columns.intervals import NO_INTERVALS
 from advisor.columns.schema import KERNEL
 from advisor.columns.table import Ints, Table
 from advisor.hardware import arch_name, identify, reference_peak, sm_limits, unidentified
@@ -17,7 +18,7 @@ from advisor.ingest.recorded import device_of, place
 from advisor.measured import Breakdown, Cost, FileProfile, Gap, HostFacts
 from advisor.metrics import floors as least
 from advisor.metrics.breakdown import Phases, busiest_device, phases
-from advisor.metrics.fullness import Fullness, fullness
+from advisor.metrics.fullness import Fullness, fullness, in_steps
 from advisor.metrics.gate import CAUSES, DEVICE, FLOPS, IDLE, OPERATORS, PEAK, STEPS, Gate, check
 from advisor.metrics.hostfacts import host_facts
 from advisor.metrics.ranks import Collectives, RankInput, collectives_of
@@ -86,6 +87,8 @@ def told_of(path: Path, table: Table, machine: Machine) -> tuple[FileProfile, Ra
     chosen = (steps.activity >= 0) if len(steps) else np.ones(len(table.activities), dtype=bool)
     found = least.floors(table, links, kinds, calls, machine.hardware, chosen)
     full = fullness(table, sm_limits(machine.arch), machine.hardware.sm_count, chosen)
+    windows = steps.windows if steps.on_device else NO_INTERVALS
+    sliced = in_steps(table, full, windows, busiest_device(table)) if len(windows) else None
     count = max(1, len(steps))
     groupings = least.groupings(table, links, kinds, found)
     costs = [
@@ -109,7 +112,7 @@ def told_of(path: Path, table: Table, machine: Machine) -> tuple[FileProfile, Ra
         host_step_us=None if steps.on_device else steps.median_us,
         utilisation=replace(use, busy=_busy(parts)),
         breakdown=parts,
-        occupancy=full.mean,
+        occupancy=replace(full.mean, sm_efficiency_in_steps=sliced),
         tensor_time=tensor_time(table, found, chosen),
         recoverable_us=recoverable(costs, parts),
         costs=tuple(limited(costs, table, full)),

@@ -103,9 +103,11 @@ class Occupancy:
     """
 
     recorded_percent: float | None = None
+    recorded_unknown: float | None = None  # share of the kernel time for which it reads 0 and could not know
     percent: float | None = None
     known: float | None = None
     sm_efficiency: float | None = None  # of kernel time: share of multiprocessors that could get a block
+    sm_efficiency_in_steps: float | None = None  # the same by slices of time, idle time as 0: what TensorBoard shows
     wave_efficiency: float | None = None
     limiters: Mapping[str, float] = field(default_factory=dict)
 

@@ -168,7 +168,13 @@ def occupancy(profile: FileProfile) -> tuple[str, ...]:
     if limits := ordered_shares(full.limiters):
         found.append("limited by " + ", ".join(f"{name} {percent(share)}" for name, share in limits))
     if full.recorded_percent is not None and known(full.recorded_percent):
-        found.append(f"{percent(full.recorded_percent / 100)} as the profiler estimated it")
+        blind = full.recorded_unknown
+        zero = (
+            f", which wrote 0 for {percent(blind)} of it that it cannot judge"
+            if blind is not None and blind > 0.005
+            else ""
+        )
+        found.append(f"{percent(full.recorded_percent / 100)} as the profiler estimated it{zero}")
     return tuple(found)
 
 
@@ -177,6 +183,8 @@ def sm_efficiency(profile: FileProfile) -> str:
     full, found = profile.occupancy, []
     if known(full.sm_efficiency):
         found.append(f"{percent(full.sm_efficiency)} of kernel time, estimated")
+    if known(full.sm_efficiency_in_steps):
+        found.append(f"{percent(full.sm_efficiency_in_steps)} of the steps with their idle time")
     if known(full.wave_efficiency):
         found.append(f"waves {percent(full.wave_efficiency)} full")
     return ", ".join(found)

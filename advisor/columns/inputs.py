@@ -33,7 +33,6 @@ DTYPES = {
     "bool": "bool",
     "unsigned long": "uint64",
     "long unsigned int": "uint64",
-    "long unsigned int": "uint64",
     "unsigned int": "uint32",
     "unsigned short": "uint16",
     "short unsigned int": "uint16",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from advisor.columns.intervals import Intervals
 from advisor.columns.schema import KERNEL
 from advisor.columns.table import Floats, Table
 from advisor.hardware import SmLimits
@@ -48,6 +49,7 @@ def fullness(
     known = kernel & ~np.isnan(found.achieved)
     total = float(weight.sum())
     blocks = np.where(rows.blocks_per_sm >= 0, rows.blocks_per_sm, found.blocks_per_sm)
+    blind = (rows.occupancy == 0) & np.isnan(formulas.recorded_occupancy(rows.occupancy, rows.shared))
     every = np.where(rows.kind == KERNEL, np.maximum(rows.duration, 0.0), 0.0)
     recorded = np.where((rows.occupancy >= 0) & (rows.occupancy <= 100), rows.occupancy, np.nan)
     share = min(1.0, float(weight[known].sum()) / total) if total > 0 else None
@@ -55,6 +57,7 @@ def fullness(
     return Fullness(
         mean=Occupancy(
             recorded_percent=_mean(recorded, every),
+            recorded_unknown=float(every[blind].sum()) / float(every.sum()) if every.sum() > 0 else None,
             percent=None if achieved is None else 100 * achieved,
             known=share,
             sm_efficiency=_mean(np.minimum(blocks, 1.0), every),
@@ -63,6 +66,21 @@ def fullness(
         ),
         achieved=np.where(known, found.achieved, np.nan),
         launches=found,
+    )
+
+
+def in_steps(table: Table, full: Fullness, windows: Intervals, device: int) -> float | None:
+    """Estimated SM efficiency over steps that follow each other on a device, as the TensorBoard plugin defines it."""
+    if not len(windows):
+        return None
+    rows = table.activities
+    mine = (rows.kind == KERNEL) & (rows.device == device)
+    return formulas.sliced_sm_efficiency(
+        rows.start[mine],
+        rows.duration[mine],
+        np.where(rows.blocks_per_sm >= 0, rows.blocks_per_sm, full.launches.blocks_per_sm)[mine],
+        begin_us=float(windows[0, 0]),
+        end_us=float(windows[-1, 1]),
     )
 
 
