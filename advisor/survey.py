@@ -86,13 +86,21 @@ def _marks_a_run(path: Path) -> bool:
 
 def _told(files: Sequence[Path], options: Options) -> Iterable[tuple[FileProfile, RankInput | None]]:
     count = min(len(files), options.workers or cores(), 4 * cores())
-    if count <= 1 or sum(file.stat().st_size for file in files) < BESIDE_FROM_BYTES:
+    if count <= 1 or sum(map(_size, files)) < BESIDE_FROM_BYTES:
         yield from (analyze_rank(file, options) for file in files)
         return
     alone = dataclasses.replace(options, workers=1)
     pieces = (pickle.dumps((file, alone)) for file in files)
     for answer in share(MODULE, pieces, count):
         yield from pickle.loads(answer)
+
+
+def _size(path: Path) -> int:
+    """Stored bytes; none of a file that has gone meanwhile, which reading it will say."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 def analyze_file(path: Path, options: Options) -> FileProfile:
@@ -118,7 +126,7 @@ def analyze_rank(path: Path, options: Options) -> tuple[FileProfile, RankInput |
 
 
 def _table(path: Path, options: Options) -> Table:
-    store = Store(options.store) if options.store is not None and path.stat().st_size >= KEEP_FROM_BYTES else None
+    store = Store(options.store) if options.store is not None and _size(path) >= KEEP_FROM_BYTES else None
     table = store.get(path) if store is not None else None
     if table is None:
         table = read_table(path, options.workers)
