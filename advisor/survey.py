@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import pickle
 import sys
+import threading
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from advisor.columns.table import Table
 from advisor.errors import AdvisorError, UsageError
-from advisor.fileprofile import machine_of, told_of
 from advisor.helpers import received, share
 from advisor.ingest.reader import cores, read_table
 from advisor.ingest.store import KEEP_FROM_BYTES, Store
@@ -90,9 +92,22 @@ def _told(files: Sequence[Path], options: Options) -> Iterable[tuple[FileProfile
         yield from (analyze_rank(file, options) for file in files)
         return
     alone = dataclasses.replace(options, workers=1)
-    pieces = (pickle.dumps((file, alone)) for file in files)
-    for answer in share(MODULE, pieces, count):
-        yield from pickle.loads(answer)
+    groups = [[pickle.dumps((file, alone)) for file in group] for group in _dealt(files, count)]
+    with ThreadPoolExecutor(count) as pool:  # one process for each group: a file name is no work that makes one wait
+        for answers in pool.map(lambda pieces: share(MODULE, pieces, 1), groups):
+            for answer in answers:
+                yield from pickle.loads(answer)
+
+
+def _dealt(files: Sequence[Path], count: int) -> list[list[Path]]:
+    """Files in groups of about the same number of bytes, the largest first."""
+    groups: list[list[Path]] = [[] for _ in range(count)]
+    loads = [0] * count
+    for size, file in sorted(((_size(file), file) for file in files), key=lambda pair: (-pair[0], pair[1])):
+        least = loads.index(min(loads))
+        groups[least].append(file)
+        loads[least] += size + 1
+    return groups
 
 
 def _size(path: Path) -> int:
@@ -110,6 +125,8 @@ def analyze_file(path: Path, options: Options) -> FileProfile:
 
 def analyze_rank(path: Path, options: Options) -> tuple[FileProfile, RankInput | None]:
     """What one file says, and what it says as one rank of a job, None where it is refused."""
+    loading = threading.Thread(target=_load, daemon=True)  # while other processes read
+    loading.start()
     try:
         table = _table(path, options)
     except AdvisorError as error:
@@ -117,12 +134,20 @@ def analyze_rank(path: Path, options: Options) -> tuple[FileProfile, RankInput |
     if not (len(table.operators) or len(table.activities) or len(table.calls) or len(table.ranges)):
         reason = "none of its events is an operator, a launch or a kernel: give a trace that torch.profiler exported"
         return FileProfile(path=str(path), status="refused", reason=reason, events=table.events), None
+    from advisor.fileprofile import machine_of, told_of
+
     profile, rank = told_of(path, table, machine_of(table, options.peak_flops, options.calibration))
     if options.counters or path.name == TRACE:
         from advisor.besides import of_run, with_counters
 
         profile = with_counters(of_run(profile, path), table, options.counters)
     return profile, rank
+
+
+def _load() -> None:
+    """Import what the analysis needs."""
+    for module in ("advisor.fileprofile", "networkx"):
+        importlib.import_module(module)
 
 
 def _table(path: Path, options: Options) -> Table:
