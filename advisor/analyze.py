@@ -9,11 +9,10 @@ from typing import Protocol
 
 from advisor import roofline
 from advisor.model import NodeCost, OptimizerUse, Profile, Step, Utilisation
+from advisor.operators.families import ARITHMETIC, may_multiply
 from advisor.roofline import Machine
 
 COVERAGE = 0.95  # share of device activities whose launch must be recorded
-ARITHMETIC = ("matmul", "convolution", "attention", "recurrent")  # families that FLOPs are counted of
-TEMPLATES = ("triton_tem_", "triton_mm", "triton_bmm", "triton_conv", "triton_flex")  # products a compiler wrote itself
 DEFINITION = (
     "model FLOPs per step (matrix products, convolutions and attention by their recorded shapes, attention backward as"
     " twice its forward, recomputation not counted, causal attention not halved) / ({time} x {peak})"
@@ -181,7 +180,7 @@ def uncounted(trace: Recorded) -> str | None:
     for family, row, time_us in trace.units:
         name = trace.operators.name[row] if row >= 0 else ""
         known = family in ARITHMETIC and row in trace.work
-        if not known and (family in (*ARITHMETIC, "custom") or name.startswith(TEMPLATES)):
+        if not known and may_multiply(name, family):
             times[name] = times.get(name, 0.0) + time_us
     total = sum(time_us for _, _, time_us in trace.units)
     named = [name for name in sorted(times, key=lambda name: (-times[name], name)) if times[name] > 0.01 * total]

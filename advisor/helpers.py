@@ -22,7 +22,9 @@ _LENGTH = struct.Struct("<q")
 def share(module: str, pieces: Iterable[bytes], count: int, *arguments: str) -> list[bytes]:
     """Give pieces of work to `count` processes as they come free; returns what each of them wrote in the end.
 
-    Each runs the module with the arguments.
+    Each runs the module with the arguments. A process takes what fits into its pipe before it works on it: small pieces
+    are not dealt out evenly.
+
     Raises ArtifactError when one of them was killed, which is what a lack of memory looks like.
     """
     helpers: list[_Helper] = []

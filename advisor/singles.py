@@ -50,20 +50,18 @@ def _call(name: str, inputs: Inputs) -> RecordedCall | None:
     )
 
 
-def recorded_call(table: Table, cost: Cost) -> RecordedCall | None:
-    """The call behind an operator's cost; of several kinds, which differ in a dtype or a constant, the longest."""
+def recorded_calls(table: Table, costs: Sequence[Cost]) -> list[RecordedCall | None]:
+    """The call behind each operator's cost; of several kinds, which differ in a dtype or a constant, the longest."""
     links = least.link(table)
     kinds = least.kinds(table, links)
-    found = [
-        place
-        for place, (name, inputs) in enumerate(zip(kinds.name, kinds.inputs, strict=True))
-        if name == cost.name and (least.sizes(inputs) or None) == cost.shapes
-    ]
-    if not found:
-        return None
     time = _times(table, links, kinds)
-    longest = max(found, key=lambda place: (time[place], -place))
-    return _call(kinds.name[longest], kinds.inputs[longest])
+    longest: dict[tuple[str, str | None], int] = {}
+    for place, (name, inputs) in enumerate(zip(kinds.name, kinds.inputs, strict=True)):
+        title = name, least.sizes(inputs) or None
+        if title not in longest or time[place] > time[longest[title]]:
+            longest[title] = place
+    places = [longest.get((cost.name, cost.shapes)) for cost in costs]
+    return [None if place is None else _call(kinds.name[place], kinds.inputs[place]) for place in places]
 
 
 def _times(table: Table, links: least.Links, kinds: least.Kinds) -> Floats:
@@ -98,7 +96,7 @@ def _plain(entries: Sequence[object]) -> tuple[tuple[int, ...], ...]:
 def replayed(table: Table, profile: FileProfile, interpreter: str = sys.executable) -> tuple[SingleCounters, ...]:
     """Replay the operators with most recoverable time alone, under the device's counters."""
     costs = top(profile, "operator", OPERATORS)
-    calls = [(cost, recorded_call(table, cost)) for cost in costs]
+    calls = list(zip(costs, recorded_calls(table, costs), strict=True))
     answers = iter(replay([call for _, call in calls if call is not None], interpreter=interpreter))
     found = []
     for cost, call in calls:

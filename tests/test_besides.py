@@ -273,7 +273,7 @@ def test_those_with_most_recoverable_time_are_asked_for() -> None:
 def test_the_recorded_call_of_an_operator() -> None:
     table, profile = sample()
     (head,) = [cost for cost in profile.costs if cost.title == "aten::mm [16384, 2048] x [2048, 50257] bfloat16"]
-    assert singles.recorded_call(table, head) == RecordedCall(
+    assert singles.recorded_calls(table, [head])[0] == RecordedCall(
         name="aten::mm",
         shapes=((16384, 2048), (2048, 50257)),
         dtypes=("bfloat16", "bfloat16"),
@@ -281,7 +281,7 @@ def test_the_recorded_call_of_an_operator() -> None:
         concrete=("", ""),
     )
     absent = Cost(kind="operator", name="aten::mm", shapes="[1, 1] x [1, 1] bfloat16", count=1, time_us=1)
-    assert singles.recorded_call(table, absent) is None
+    assert singles.recorded_calls(table, [absent]) == [None]
 
 
 def test_the_longest_of_the_calls_behind_one_operator(tmp_path: Path) -> None:
@@ -292,7 +292,7 @@ def test_the_longest_of_the_calls_behind_one_operator(tmp_path: Path) -> None:
     table, profile = made(loop, tmp_path)
     (cost,) = [cost for cost in profile.costs if cost.kind == "operator"]
     assert cost.time_us == 110
-    call = singles.recorded_call(table, cost)
+    (call,) = singles.recorded_calls(table, [cost])
     assert call is not None and call.dtypes == ("float32", "bfloat16", "")
 
 

@@ -23,6 +23,7 @@ from advisor.metrics.totals import communicates
 from advisor.model import Hardware
 from advisor.operators.arithmetic import COMPOSITES, Work, work_of
 from advisor.operators.calls import is_list
+from advisor.operators.families import may_multiply
 from advisor.operators.lists import with_list_dtype
 from advisor.operators.traffic import family, least_bytes, reads_constants
 
@@ -247,17 +248,13 @@ def lengths(table: Table) -> Floats:
     return np.maximum(table.activities.duration, 0.0)
 
 
-ARITHMETIC = frozenset({"matmul", "convolution", "attention", "recurrent", "custom"})
-TEMPLATES = ("triton_tem_", "triton_mm", "triton_bmm", "triton_conv", "triton_flex")  # products a compiler wrote itself
-
-
 def _uncounted(table: Table, found: Kinds, unit: Ints, flops: Floats, tensor: npt.NDArray[np.int8]) -> dict[str, float]:
     """Microseconds by name of work that computes products, or may, without a count.
 
     Matrix units in use tell it of kernels whose operator says nothing, such as a compiler's.
     """
     kind = np.where(unit >= 0, found.of_row[np.maximum(unit, 0)] if len(found.of_row) else -1, -1)
-    may = [f in ARITHMETIC or n.startswith(TEMPLATES) for f, n in zip(found.family, found.name, strict=True)]
+    may = [may_multiply(name, family) for name, family in zip(found.name, found.family, strict=True)]
     computes = (tensor == 1) | np.array([*may, False], dtype=bool)[kind]
     rows = np.flatnonzero(np.isnan(flops) & computes)
     time = lengths(table)

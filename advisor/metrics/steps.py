@@ -10,12 +10,11 @@ import numpy as np
 
 from advisor.columns.intervals import NO_INTERVALS, Intervals
 from advisor.columns.joins import step_of
-from advisor.columns.schema import ANNOTATION
 from advisor.columns.table import Floats, Ints, Table
 from advisor.metrics.hosttime import Flags
 from advisor.metrics.optimizers import optimizer_steps
 from advisor.metrics.periods import periods
-from advisor.metrics.totals import STEP
+from advisor.metrics.totals import STEP, first_ranges
 
 MARKED, OPTIMIZER, REPEATED = "ProfilerStep", "optimizer", "device gaps"
 DIGITS = 18  # of a step number that the profiler can have written
@@ -124,9 +123,7 @@ def _marked(table: Table) -> tuple[tuple[int, ...], Intervals]:
     rows = table.ranges
     matches = ((place, STEP.match(name)) for place, name in enumerate(table.names))
     found = {place: int(match[1]) for place, match in matches if match is not None and len(match[1]) <= DIGITS}
-    chosen = np.flatnonzero((rows.kind == ANNOTATION) & np.isin(rows.name, list(found)))
-    _, first = np.unique(rows.name[chosen], return_index=True)
-    kept = chosen[np.sort(first)]
+    kept = first_ranges(table, list(found))
     host = np.column_stack((rows.start[kept], rows.start[kept] + rows.duration[kept]))
     return tuple(found[name] for name in rows.name[kept].tolist()), host
 

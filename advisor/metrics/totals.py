@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy.typing as npt
 
 from advisor.columns.intervals import Intervals, clipped, intervals, length, merged
 from advisor.columns.schema import ANNOTATION, KERNEL, MEMCPY, MEMSET
-from advisor.columns.table import Table
+from advisor.columns.table import Ints, Table
 
 STEP = re.compile(r"^ProfilerStep#(\d+)$")
 NCCL = re.compile(r"nccl|rccl", re.IGNORECASE)
@@ -61,11 +62,16 @@ def _named(table: Table, pattern: re.Pattern[str]) -> npt.NDArray[np.bool_]:
 def marked_steps(table: Table) -> Intervals:
     """The distinct ProfilerStep ranges of the host, in order of time, as intervals."""
     rows = table.ranges
-    numbers = [place for place, name in enumerate(table.names) if STEP.match(name)]
-    chosen = np.flatnonzero((rows.kind == ANNOTATION) & np.isin(rows.name, numbers))
-    _, first = np.unique(rows.name[chosen], return_index=True)
-    kept = chosen[np.sort(first)]
+    kept = first_ranges(table, [place for place, name in enumerate(table.names) if STEP.match(name)])
     return intervals(rows.start[kept], rows.duration[kept])
+
+
+def first_ranges(table: Table, names: Sequence[int]) -> Ints:
+    """The first of the host's ranges for each of some names (numbers into the table's), as rows in order of time."""
+    rows = table.ranges
+    chosen = np.flatnonzero((rows.kind == ANNOTATION) & np.isin(rows.name, names))
+    _, first = np.unique(rows.name[chosen], return_index=True)
+    return chosen[np.sort(first)]
 
 
 def totals(table: Table) -> Totals:

@@ -166,3 +166,12 @@ def _of_others(name: str) -> str:
     if "#" in name or " " in name:  # a named range, not an operator
         return "custom"
     return next((found for pattern, found in _ELSEWHERE if pattern.search(plain)), "custom")
+
+
+ARITHMETIC = frozenset({"matmul", "convolution", "attention", "recurrent"})  # families that FLOPs are counted of
+TEMPLATES = ("triton_tem_", "triton_mm", "triton_bmm", "triton_conv", "triton_flex")  # products a compiler wrote itself
+
+
+def may_multiply(name: str, kind: str) -> bool:
+    """Whether a call of family `kind` computes products, or may: a custom operator and a compiler's template can."""
+    return kind in ARITHMETIC or kind == "custom" or name.startswith(TEMPLATES)
