@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Mapping, Sequence
 
 import libcst as cst
@@ -130,22 +131,94 @@ class _CallFinder(cst.CSTVisitor):
             )
 
 
-def call_text(source: Source, at: Span, function: str, arguments: Sequence[str]) -> str:
-    """A call to stand at `at`: on one line where the file's own width allows it, else with its arguments on their
-    own."""
+def call_text(source: Source, at: Span, function: str, arguments: Sequence[str], tail: str = "") -> str:
+    """A call to stand at `at`, with `tail` behind it: on one line where the file's own width allows it, else with its
+    arguments on their own."""
     width = min(max(100, *(len(line.rstrip()) for line in source.lines)), 120)
     line = source.lines[at.line - 1]
     ending = "\r\n" if source.text.count("\r\n") > source.text.count("\n") / 2 else "\n"
-    flat = f"{function}({', '.join(arguments)})"
-    tail = len(source.lines[(at.end_line or at.line) - 1].rstrip()) - (at.end_column or 0)
-    if at.column + len(flat) + max(tail, 0) <= width or "\n" in flat:
+    flat = f"{function}({', '.join(arguments)}){tail}"
+    rest = len(source.lines[(at.end_line or at.line) - 1].rstrip()) - (at.end_column or 0)
+    if at.column + len(flat) + max(rest, 0) <= width or "\n" in flat:
         return flat
     indent = line[: len(line) - len(line.lstrip())]
     inner = indent + ("\t" if "\t" in indent else "    ")
     joined = ", ".join(arguments)
     if len(inner) + len(joined) <= width:
-        return f"{function}({ending}{inner}{joined}{ending}{indent})"
-    return f"{function}({ending}" + "".join(f"{inner}{argument},{ending}" for argument in arguments) + f"{indent})"
+        return f"{function}({ending}{inner}{joined}{ending}{indent}){tail}"
+    lines = "".join(f"{inner}{argument},{ending}" for argument in arguments)
+    return f"{function}({ending}{lines}{indent}){tail}"
+
+
+PLACEHOLDER = re.compile(r"\{(\w+)\}")
+
+
+def spelled(template: str, texts: Mapping[str, str]) -> str:
+    """A template with its placeholders replaced: as they are where they are whole arguments, else grouped."""
+
+    def text(found: re.Match[str]) -> str:
+        before, after = template[: found.start()].rstrip(), template[found.end() :].lstrip()
+        whole = before[-1:] in ("(", ",", "=") and not before.endswith("==") and after[:1] in (",", ")")
+        given = texts[found[1]]
+        return given if whole and not _is_bare_tuple(given) else grouped(given)
+
+    return PLACEHOLDER.sub(text, template)
+
+
+def _is_bare_tuple(text: str) -> bool:
+    return not text.startswith("(") and "\n" not in text and isinstance(ast.parse(text, mode="eval").body, ast.Tuple)
+
+
+def expression_instead(
+    source: Source, at: Span, template: str, texts: Mapping[str, str], consumed: Sequence[Span]
+) -> list[Edit]:
+    """The spelled template in place of the expression at `at` and of the statements only that needed.
+
+    `F.` in the template is spelled as the file spells torch.nn.functional, `torch.` as it spells torch.
+    """
+    edits: list[Edit] = []
+    for prefix, module in (("F", "torch.nn.functional"), ("torch", "torch")):
+        if re.search(rf"(?<![\w.]){prefix}\.", template):
+            name, imported = module_name(source, at.line, module)
+            template = re.sub(rf"(?<![\w.]){prefix}\.", f"{name}.", template)
+            edits += imported
+    text = _laid_out(source, at, spelled(template, texts))
+    return [*edits, replace_expression(source, at, text), *remove_statements(source, consumed)]
+
+
+def _laid_out(source: Source, at: Span, text: str) -> str:
+    """The expression with the arguments of its call with most of them on their own lines where it is too long."""
+    body = ast.parse(text.strip(), mode="eval").body if "\n" not in text else None
+    calls = [n for n in ast.walk(body) if isinstance(n, ast.Call)] if body is not None else []
+    outer = [c for c in calls if c.end_col_offset == len(text) or text[c.end_col_offset or 0 :][:1] in (".", "[")]
+    call = max(outer, key=lambda c: len(c.args) + len(c.keywords), default=None)
+    if call is None or not text.isascii() or call.col_offset:
+        return text
+    parts = sorted((*call.args, *(k.value for k in call.keywords)), key=lambda n: n.col_offset)
+    names = {id(k.value): f"{k.arg}=" if k.arg else "**" for k in call.keywords}
+    arguments = [names.get(id(p), "") + text[_opening(text, p) : _closing(text, p)] for p in parts]
+    assert call.func.end_col_offset is not None and call.end_col_offset is not None
+    return call_text(source, at, text[: call.func.end_col_offset], arguments, text[call.end_col_offset :])
+
+
+def _opening(text: str, node: ast.expr) -> int:
+    """Where an argument starts, parentheses around it included."""
+    start = node.col_offset
+    while text[:start].rstrip().endswith("(") and not _is_call_bracket(text, len(text[:start].rstrip()) - 1):
+        start = len(text[:start].rstrip()) - 1
+    return start
+
+
+def _closing(text: str, node: ast.expr) -> int:
+    assert node.end_col_offset is not None
+    end = node.end_col_offset
+    for _ in range(text[_opening(text, node) : node.col_offset].count("(")):
+        end = text.index(")", end) + 1
+    return end
+
+
+def _is_call_bracket(text: str, at: int) -> bool:
+    return at > 0 and (text[at - 1].isalnum() or text[at - 1] in "_])")
 
 
 def grouped(text: str) -> str:
@@ -234,13 +307,22 @@ def _between(path: str, line: int, column: int, end_line: int, end_column: int) 
 
 def functional(source: Source, line: int) -> tuple[str, list[Edit]]:
     """How to spell torch.nn.functional at a line, and the import to add where the file has no name for it."""
-    name = source.name_for("torch.nn.functional", source.function_at(line))
+    return module_name(source, line, "torch.nn.functional")
+
+
+ALIASES: Mapping[str, str] = {"torch.nn.functional": "F"}  # the name the field gives a module
+
+
+def module_name(source: Source, line: int, module: str) -> tuple[str, list[Edit]]:
+    """How to spell a module at a line, and the import to add where the file has no name for it."""
+    name = source.name_for(module, source.function_at(line))
     if name is not None:
         return name, []
     taken = {n.id for n in ast.walk(source.tree) if isinstance(n, ast.Name)} | set(source.imports)
-    if "F" not in taken:
-        return "F", [add_import(source, "import torch.nn.functional as F")]
-    return "torch.nn.functional", [add_import(source, "import torch.nn.functional")]
+    alias = ALIASES.get(module)
+    if alias is not None and alias not in taken:
+        return alias, [add_import(source, f"import {module} as {alias}")]
+    return module, [add_import(source, f"import {module}")]
 
 
 def add_import(source: Source, statement: str) -> Edit:

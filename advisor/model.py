@@ -420,12 +420,42 @@ class Estimate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A region of a captured graph: the node that gives its result, its tensors by name, its dropout nodes.
+
+    The region proof passes the input of `dropout` nodes on.
+    """
+
+    graph: int
+    root: int
+    inputs: Mapping[str, int]
+    dropout: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replacement:
+    """The expression that is to stand in place of a region, once for the source and once for the proof.
+
+    `template` is a Python expression over `torch`, `F` (torch.nn.functional) and placeholders in braces:
+    "F.gelu({x}, approximate='tanh')". `texts` is how the user's source spells each placeholder. Placeholders that are
+    inputs of the places are tensors; `constants` gives the value of every other one as captured, for the proof.
+    `places` are all the regions that the same source computed.
+    """
+
+    template: str
+    texts: Mapping[str, str]
+    places: tuple[Place, ...]
+    constants: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """A place where a change pays.
 
     `bindings` name the source spans a rewrite needs ("query", "scale"), `values` what it needs as text or flag,
     `consumed` the statements the rewrite makes superfluous. `library` is the place in an installed package that holds
-    the code: such a finding is shown at the user's call and never rewritten there.
+    the code: such a finding is shown at the user's call and never rewritten there. A finding of a graph rule carries
+    the `replacement` of its region, which is proved alone before any script runs with it.
     """
 
     rule: str
@@ -438,6 +468,7 @@ class Finding:
     values: Mapping[str, str] = field(default_factory=dict)
     consumed: tuple[Span, ...] = ()
     library: str | None = None
+    replacement: Replacement | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,9 +6,10 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from advisor import align as alignment
+from advisor import codemod
 from advisor.model import (
     Decline,
     Estimate,
@@ -18,7 +19,9 @@ from advisor.model import (
     Node,
     NodeCost,
     OptimizerUse,
+    Place,
     Profile,
+    Replacement,
     Rewrite,
     Safety,
     Span,
@@ -179,6 +182,7 @@ class Rule(ABC):
         values: Mapping[str, str] | None = None,
         consumed: tuple[Span, ...] = (),
         library: str | None = None,
+        replacement: Replacement | None = None,
     ) -> Finding:
         """A finding of this rule; the estimate is clamped to the time it cites."""
         high = min(max(high_us, 0.0), cited_us)
@@ -194,6 +198,7 @@ class Rule(ABC):
             values=values or {},
             consumed=consumed,
             library=library,
+            replacement=replacement,
         )
 
     def decline(self, span: Span | None, reason: str, needs: tuple[str, ...] = ()) -> Decline:
@@ -223,6 +228,11 @@ class Site:
     alignment: alignment.Alignment
     cost_us: float
 
+    @property
+    def consumed(self) -> tuple[Span, ...]:
+        """The statements that only the region needs."""
+        return tuple(self.alignment.source.span(s) for s in self.alignment.consumed)
+
     def text(self, node: int) -> str:
         """Source of the expression bound to a boundary node."""
         return self.alignment.source.segment(self.alignment.values[node].expression)
@@ -236,12 +246,41 @@ class Site:
         """Span of the expression bound to a boundary node."""
         return self.alignment.source.span(self.alignment.values[node].expression)
 
+    def replacement(
+        self, template: str, constants: Mapping[str, tuple[str, Any]] | None = None, **texts: str
+    ) -> Replacement:
+        """The expression to stand here instead; every input of the region is a placeholder by its name.
+
+        `constants` adds placeholders that are no tensors: name -> (text in the source, value as captured); `texts`
+        overrides how an input is spelled.
+        """
+        given = constants or {}
+        wanted = [name for name in codemod.PLACEHOLDER.findall(template) if name not in given and name not in texts]
+        region = self.regions[0]
+        mine = {name: self.text(region.inputs[name]) for name in wanted}
+        return Replacement(
+            template=template,
+            texts={**mine, **texts, **{name: text for name, (text, _) in given.items()}},
+            places=tuple(
+                Place(graph=r.graph, root=r.root, inputs=dict(r.inputs), dropout=r.dropout) for r in self.regions
+            ),
+            constants={name: value for name, (_, value) in given.items()},
+        )
+
 
 class GraphRule(Rule):
     """A rule that looks for regions of the captured graphs and rewrites the lines that computed them."""
 
     needs = ("steps", "graph", "links")
     order = 30
+    title: ClassVar[str] = "use the fused operation"  # of the rewrite
+
+    def rewrite(self, finding: Finding, source: Source) -> Rewrite | Decline:
+        """Put the finding's replacement in place of the expression and of the statements only that needed."""
+        found = finding.replacement
+        assert found is not None, "a graph rule without replacements writes its own edits"
+        edits = codemod.expression_instead(source, finding.span, found.template, found.texts, finding.consumed)
+        return self.edit(finding, self.title, edits)
 
     @abstractmethod
     def search(self, graph: Graph) -> Iterator[Region | NearMiss]:
@@ -258,8 +297,9 @@ class GraphRule(Rule):
         message: str,
         cited: str,
         *,
-        bindings: Mapping[str, Span],
+        bindings: Mapping[str, Span] | None = None,
         values: Mapping[str, str] | None = None,
+        replacement: Replacement | None = None,
     ) -> Finding:
         """The finding for a region whose fused form only moves its input "x": twice forward, three times backward."""
         traffic = sum(5 * tensor_bytes(graph.nodes[region.inputs["x"]]) for region, graph in site.pairs(ctx))
@@ -277,7 +317,8 @@ class GraphRule(Rule):
             ),
             bindings=bindings,
             values=values,
-            consumed=tuple(site.alignment.source.span(s) for s in site.alignment.consumed),
+            consumed=site.consumed,
+            replacement=replacement,
         )
 
     def match(self, ctx: Context) -> Iterator[Finding | Decline]:

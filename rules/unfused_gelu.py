@@ -24,11 +24,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from advisor import codemod
-from advisor.model import Decline, Finding, Graph, Rewrite, Safety
+from advisor.model import Decline, Finding, Graph, Safety
 from advisor.patterns import NearMiss, Region, gelu_tanh, unary_regions
 from advisor.rule import Context, Example, GraphRule, Site, step
-from advisor.source import Source
 
 MODEL = """\
 import math
@@ -61,6 +59,7 @@ class UnfusedGelu(GraphRule):
     safety = Safety.NUMERICS
     worth = 0.02
     runs = ("aten::gelu",)
+    title = 'use F.gelu(approximate="tanh")'
     examples = (
         Example(
             before=_model(
@@ -99,10 +98,5 @@ class UnfusedGelu(GraphRule):
             site,
             "GELU is written out: eight operations read and write the feed-forward activation",
             "time of the written-out GELU per step",
-            bindings={"x": site.span_of(site.regions[0].inputs["x"])},
+            replacement=site.replacement('F.gelu({x}, approximate="tanh")'),
         )
-
-    def rewrite(self, finding: Finding, source: Source) -> Rewrite | Decline:
-        arguments = [source.at(finding.bindings["x"]), 'approximate="tanh"']
-        edits = codemod.call_instead(source, finding.span, "gelu", arguments, finding.consumed)
-        return self.edit(finding, 'use F.gelu(approximate="tanh")', edits)

@@ -26,11 +26,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from advisor import codemod
-from advisor.model import Decline, Finding, Graph, Rewrite, Safety
+from advisor.model import Decline, Finding, Graph, Safety
 from advisor.patterns import NearMiss, Region, layer_norm_regions
 from advisor.rule import Context, Example, GraphRule, Site, step
-from advisor.source import Source
 
 MODEL = """\
 import torch
@@ -67,6 +65,7 @@ class UnfusedLayerNorm(GraphRule):
     safety = Safety.NUMERICS
     worth = 0.02
     runs = ("aten::native_layer_norm",)
+    title = "use F.layer_norm"
     examples = (
         Example(
             before=_model(
@@ -111,20 +110,15 @@ class UnfusedLayerNorm(GraphRule):
             return self.decline(site.span, "calls of the same code differ in eps, weight or bias")
         bound = site.alignment.constants.get((node, position))
         eps_text = site.alignment.source.segment(bound.expression) if bound is not None else repr(eps)
+        vector = next((name for name in ("weight", "bias") if name in region.inputs), None)
+        shape = f"{{{vector}}}.shape" if vector else "{x}.shape[-1:]"
+        weight, bias = (f"{{{name}}}" if name in region.inputs else "None" for name in ("weight", "bias"))
         return self.memory_bound(
             ctx,
             site,
             "LayerNorm is written out: every operation reads and writes the whole activation",
             "time of the written-out norm per step",
-            bindings={name: site.span_of(index) for name, index in region.inputs.items()},
-            values={"eps": eps_text},
+            replacement=site.replacement(
+                f"F.layer_norm({{x}}, {shape}, {weight}, {bias}, {{eps}})", {"eps": (eps_text, eps)}
+            ),
         )
-
-    def rewrite(self, finding: Finding, source: Source) -> Rewrite | Decline:
-        x = source.at(finding.bindings["x"])
-        weight, bias = (source.at(finding.bindings[n]) if n in finding.bindings else "None" for n in ("weight", "bias"))
-        vector = next((name for name in (weight, bias) if name != "None"), None)
-        shape = f"{codemod.grouped(vector)}.shape" if vector else f"{codemod.grouped(x)}.shape[-1:]"
-        arguments = [x, shape, weight, bias, finding.values["eps"]]
-        edits = codemod.call_instead(source, finding.span, "layer_norm", arguments, finding.consumed)
-        return self.edit(finding, "use F.layer_norm", edits)

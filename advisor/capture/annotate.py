@@ -164,13 +164,13 @@ def mask_facts(value: torch.Tensor) -> dict[str, str]:
 
     "keep" tells which query-key pairs stay when True (bool) or finite (float) elements are kept: "causal" (key <=
     query, top-left aligned), "all", or "other"; "drop" the same when True elements are dropped; "fill" the additive
-    value of dropped pairs. Of a tensor of zeros and ones, "nonzero" and "zero" tell the same. Values that need a
-    gradient or have fewer than two dimensions are no masks.
+    value of dropped pairs. Of a tensor of zeros and ones, "nonzero" and "zero" tell the same. "keep_empty" (and so on)
+    is there where some row keeps nothing. Values that need a gradient or have fewer than two dimensions are no masks.
     """
     if value.requires_grad or value.dim() < 2 or value.numel() > MASK_LIMIT or value.numel() == 0:
         return {}
     if value.dtype is torch.bool:
-        return {"keep": _pattern(value), "drop": _pattern(~value)}
+        return _told("keep", value) | _told("drop", ~value)
     if value.is_complex() or value.shape[-1] < 2 or value.shape[-2] < 2:
         return {}
     kept = value == 0
@@ -178,11 +178,16 @@ def mask_facts(value: torch.Tensor) -> dict[str, str]:
     if dropped.numel() == 0:
         return {"keep": "all"}
     if bool((dropped == 1).all()):
-        return {"nonzero": _pattern(~kept), "zero": _pattern(kept)}
+        return _told("nonzero", ~kept) | _told("zero", kept)
     lowest = float(dropped.max())
     if lowest > -1e4 or float(dropped.min()) != lowest:
         return {}
-    return {"keep": _pattern(kept), "fill": repr(lowest)}
+    return _told("keep", kept) | {"fill": repr(lowest)}
+
+
+def _told(name: str, kept: torch.Tensor) -> dict[str, str]:
+    empty = {} if bool(kept.any(dim=-1).all()) else {f"{name}_empty": "some"}
+    return {name: _pattern(kept)} | empty
 
 
 def _pattern(kept: torch.Tensor) -> str:

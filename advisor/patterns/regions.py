@@ -19,7 +19,8 @@ FORWARD_LIMIT = 12  # operations between an anchor and the end of its region
 class Region:
     """A closed part of a graph: `root` is its result, `inputs` its named tensors, `inner` every node it computes.
 
-    `constants` names scalars the region uses as (value, node, argument position or name).
+    `constants` names scalars the region uses as (value, node, argument position or name); `dropout` are the nodes that
+    drop elements at random in training.
     """
 
     graph: int
@@ -28,6 +29,7 @@ class Region:
     inner: frozenset[int]
     constants: Mapping[str, tuple[float, int, int | str]] = field(default_factory=dict)
     facts: Mapping[str, str] = field(default_factory=dict)
+    dropout: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
