@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import advisor
+from advisor import check_command
+from advisor.commandline import INTERRUPTED, NOT_CONFIRMED, console, settings, show_error, shown
+from advisor.commandline import progress as stage_lines
 from advisor.errors import AdvisorError, ArtifactError, OutputError, UsageError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from advisor.job import Request
-
-INTERRUPTED = 130
-NOT_CONFIRMED = 1
 
 
 class _Group(click.Group):
@@ -31,13 +29,6 @@ class _Group(click.Group):
         except AdvisorError as error:
             show_error(error)
             ctx.exit(error.exit_status)
-
-
-def show_error(error: AdvisorError) -> None:
-    """Print an error on standard error: its detail (a traceback of the script, say) first, the message last."""
-    if error.detail:
-        click.echo(error.detail.rstrip(), err=True)
-    click.echo(f"error: {error}", err=True)
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
@@ -91,22 +82,14 @@ def optimize(
     **options: Any,
 ) -> None:
     """Profile SCRIPT, rewrite it where that pays, prove the rewrite, report. Its own ARGUMENTS follow `--`."""
-    from rich.console import Console
-
-    from advisor.config import load_config, merge
     from advisor.job import Request
     from advisor.pipeline import optimize
-    from advisor.progress import Progress
+    from advisor.progress import STAGES
 
     if script is None and resume is None:
         raise UsageError("name the training script: advisor optimize SCRIPT [-- ARGUMENTS]")
-    options["rules_folder"] = str(options["rules_folder"]) if options["rules_folder"] else None
-    for name in ("allow", "select", "ignore"):
-        options[name] = options[name] or None
-    config = merge(load_config(Path.cwd()), **options)
-    if out is None and config.out is not None:
-        out = Path(config.out)
-    progress = Progress(Console(stderr=True), quiet=quiet)
+    config, out = settings(options, out)
+    progress = stage_lines(quiet, STAGES)
     request = Request(script=script, arguments=arguments, entry=entry, config=config, out=out, resume=resume)
     try:
         result = optimize(request, progress)
@@ -133,19 +116,6 @@ def _interrupted(stage: str | None, request: Request) -> None:
     click.echo(f"\ninterrupted{where}{hint}", err=True)
 
 
-def shown(path: str) -> str:
-    """A path as it may be shown: `~` for the home folder."""
-    from advisor.redact import Redactor
-
-    return Redactor.of_machine().text(path)
-
-
-def _console() -> Console:
-    from rich.console import Console
-
-    return Console(highlight=False, width=None if sys.stdout is not None and sys.stdout.isatty() else 100)
-
-
 def _show(report: Any, folder: Path, as_json: bool) -> None:
     from advisor.reports.jsonform import render_json
     from advisor.reports.terminal import render_terminal
@@ -154,7 +124,10 @@ def _show(report: Any, folder: Path, as_json: bool) -> None:
         click.echo(render_json(report))
     else:
         inside = os.path.relpath(folder)
-        render_terminal(report, _console(), folder=inside if not inside.startswith("..") else shown(str(folder)))
+        render_terminal(report, console(), folder=inside if not inside.startswith("..") else shown(str(folder)))
+
+
+cli.add_command(check_command.check)
 
 
 @cli.command()
@@ -206,7 +179,7 @@ def analyze(
     else:
         from advisor.reports.survey_terminal import render_terminal
 
-        render_terminal(shown, _console())
+        render_terminal(shown, console())
     if all(file.status == "refused" for file in found.files):
         raise SystemExit(ArtifactError.exit_status)
 
@@ -261,7 +234,8 @@ def _apply(folder: Path, allow_dirty: bool) -> None:
 @click.option("--out", type=click.Path(path_type=Path), help="Where runs are kept.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.option("--html", is_flag=True, help="Write report.html again and print its path.")
-def report(run: str | None, out: Path | None, as_json: bool, html: bool) -> None:
+@click.option("--why", metavar="FILE:LINE", help="Tell instead why there is or is no finding at a line.")
+def report(run: str | None, out: Path | None, as_json: bool, html: bool, why: str | None) -> None:
     """Show the report of RUN (default: the latest) again."""
     from advisor.redact import Redactor
     from advisor.reports.html import render_html
@@ -269,6 +243,9 @@ def report(run: str | None, out: Path | None, as_json: bool, html: bool) -> None
     from advisor.rundir import find
 
     found = find(run, out, Redactor.of_machine())
+    if why is not None:
+        check_command.explain(found.path, why)
+        return
     try:
         document = from_document(found.read_json("report.json"))
     except ValueError as error:

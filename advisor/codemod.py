@@ -79,7 +79,10 @@ def set_keywords(source: Source, at: Span, keywords: Mapping[str, str], drop: Se
         else:
             args = _append(finder.call, args, name, value)
     new = finder.call.with_changes(args=args)
-    return finder.span, wrapper.module.code_for_node(new)
+    module = wrapper.module.deep_replace(finder.call, new)  # a node alone forgets the indentation around it
+    assert isinstance(module, cst.Module)
+    begin, end = source.offset(finder.span.line, finder.span.column), _end(source, finder.span)
+    return finder.span, module.code[begin : len(module.code) - (len(source.text) - end)]
 
 
 def _append(call: cst.Call, args: list[cst.Arg], name: str, value: cst.BaseExpression) -> list[cst.Arg]:
@@ -158,11 +161,34 @@ def spelled(template: str, texts: Mapping[str, str]) -> str:
 
     def text(found: re.Match[str]) -> str:
         before, after = template[: found.start()].rstrip(), template[found.end() :].lstrip()
-        whole = before[-1:] in ("(", ",", "=") and not before.endswith("==") and after[:1] in (",", ")")
-        given = texts[found[1]]
-        return given if whole and not _is_bare_tuple(given) else grouped(given)
+        begins = before[-1:] in ("(", ",", "=") and not before.endswith("==")
+        given = texts[found[2]] if not found[1] else negated(texts[found[2]])
+        if (begins and after[:1] in (",", ")")) or _is_operand(given, begins, before, after):
+            return given if not _is_bare_tuple(given) else grouped(given)
+        return grouped(given)
 
-    return PLACEHOLDER.sub(text, template)
+    return re.sub(rf"(~?){PLACEHOLDER.pattern}", text, template)
+
+
+def negated(text: str) -> str:
+    """The elementwise opposite of a mask of bool: `~m` becomes `m`, `m == 0` becomes `m != 0`."""
+    body = ast.parse(text.strip(), mode="eval").body if "\n" not in text and text.isascii() else None
+    if isinstance(body, ast.UnaryOp) and isinstance(body.op, ast.Invert):
+        return text.strip()[body.operand.col_offset : body.operand.end_col_offset]
+    if isinstance(body, ast.Compare) and len(body.ops) == 1 and isinstance(body.ops[0], (ast.Eq, ast.NotEq)):
+        left = text.strip()[: body.left.end_col_offset]
+        between = text.strip()[body.left.end_col_offset : body.comparators[0].col_offset]
+        swapped = between.replace("==", "!=") if "==" in between else between.replace("!=", "==")
+        return left + swapped + text.strip()[body.comparators[0].col_offset :]
+    return f"~{grouped(text)}"
+
+
+def _is_operand(text: str, begins: bool, before: str, after: str) -> bool:
+    """Whether a text may stand as it is in `x if y else z`."""
+    if not ((begins and after.startswith("if ")) or (before.endswith(" if") and after.startswith("else "))):
+        return False
+    body = ast.parse(text.strip(), mode="eval").body if "\n" not in text else None
+    return body is not None and not isinstance(body, (ast.IfExp, ast.Lambda, ast.Tuple, ast.NamedExpr))
 
 
 def _is_bare_tuple(text: str) -> bool:
@@ -176,17 +202,23 @@ def expression_instead(
 
     `F.` in the template is spelled as the file spells torch.nn.functional, `torch.` as it spells torch.
     """
-    edits: list[Edit] = []
-    for prefix, module in (("F", "torch.nn.functional"), ("torch", "torch")):
-        if re.search(rf"(?<![\w.]){prefix}\.", template):
-            name, imported = module_name(source, at.line, module)
-            template = re.sub(rf"(?<![\w.]){prefix}\.", f"{name}.", template)
-            edits += imported
-    text = _laid_out(source, at, spelled(template, texts))
+    edits, template = named_modules(source, at.line, template)
+    text = laid_out(source, at, spelled(template, texts))
     return [*edits, replace_expression(source, at, text), *remove_statements(source, consumed)]
 
 
-def _laid_out(source: Source, at: Span, text: str) -> str:
+def named_modules(source: Source, line: int, template: str) -> tuple[list[Edit], str]:
+    """A template with `F.` and `torch.` as the file spells them at a line, and the imports that needs."""
+    edits: list[Edit] = []
+    for prefix, module in (("F", "torch.nn.functional"), ("torch", "torch")):
+        if re.search(rf"(?<![\w.]){prefix}\.", template):
+            name, imported = module_name(source, line, module)
+            template = re.sub(rf"(?<![\w.]){prefix}\.", f"{name}.", template)
+            edits += imported
+    return edits, template
+
+
+def laid_out(source: Source, at: Span, text: str) -> str:
     """The expression with the arguments of its call with most of them on their own lines where it is too long."""
     body = ast.parse(text.strip(), mode="eval").body if "\n" not in text else None
     calls = [n for n in ast.walk(body) if isinstance(n, ast.Call)] if body is not None else []
@@ -257,14 +289,14 @@ def remove_statements(source: Source, spans: Sequence[Span]) -> list[Edit]:
     for statement in sorted(wanted, key=lambda s: (s.lineno, s.col_offset)):
         if statement in done:
             continue
-        group = _sharing_lines(source, statement)
+        group = sharing_lines(source, statement)
         gone = [s for s in group if s in wanted]
         done.update(gone)
         edits.extend(_remove_from_line(source, group, gone))
     return edits
 
 
-def _sharing_lines(source: Source, statement: ast.stmt) -> list[ast.stmt]:
+def sharing_lines(source: Source, statement: ast.stmt) -> list[ast.stmt]:
     """The statements joined to this one by semicolons, in order."""
     block = source.block_of(statement)
     place = block.index(statement)

@@ -19,6 +19,7 @@ from advisor.model import Graph, Kernels, NodeCost, Operators
 NODE_RANGE = re.compile(r"^advisor::(\d+)::(.+)$")
 ACCUMULATE = "torch::autograd::AccumulateGrad"
 LINKABLE = frozenset({"forward", "backward", "optimizer"})
+CALLED = frozenset({"forward", "other"})  # phases in which the program makes calls that can be nodes
 
 
 class Recorded(Protocol):
@@ -48,8 +49,9 @@ class Correlation:
 
     `costs` has one entry per node that owns time, in graph order. `operator_cost` gives, for each operator row, its
     place in `costs` or -1; `executions` says how often a step runs each of the nodes. `shares_us` sums the time per
-    step by how it was linked: forward, backward, optimizer, unlinked. `linked_share` is all but the last over all of
-    it, None when nothing was recorded. `missing` says why links are absent.
+    step by how it was linked: forward, backward, other (after the backward pass, such as clipping: what is linked of
+    it), optimizer, unlinked. `linked_share` is all but the last over all of it, None when nothing was recorded.
+    `missing` says why links are absent.
     """
 
     costs: tuple[NodeCost, ...]
@@ -141,10 +143,13 @@ class _Nesting:
 # --------------------------------------------------------------------------------------------------------------- links
 
 
-def _outer_forward(trace: Recorded) -> Iterator[int]:
-    """Rows of outermost forward calls; calls inside data loading, the optimizer or the backward pass do not count."""
+def _outer_calls(trace: Recorded) -> Iterator[int]:
+    """Rows of outermost calls the program makes itself, before the backward pass or after it.
+
+    Calls inside data loading, the optimizer or the backward pass do not count.
+    """
     for row, parent in enumerate(trace.operators.parent):
-        if parent < 0 and trace.operator_phase[row] == "forward":
+        if parent < 0 and trace.operator_phase[row] in CALLED:
             yield row
 
 
@@ -162,25 +167,25 @@ def _by_rank(operators: Operators, row: int) -> Key:
 
 
 def _forward_links(trace: Recorded, annotated: Recorded, nested: _Nesting) -> dict[int, _Link]:
-    """Outermost forward rows of `trace` -> node.
+    """Outermost rows of `trace` that the program called -> node.
 
-    The k-th call of a kind in a profiled step is the k-th call of that kind in the annotated step. Kinds are compared
-    with their sizes first, without them for what is left; a kind that occurs unequally often stays unlinked, because
-    its order then says nothing.
+    The k-th call of a kind in a profiled step is the k-th call of that kind in the annotated step, before the backward
+    pass as after it. Kinds are compared with their sizes first, without them for what is left; a kind that occurs
+    unequally often stays unlinked, because its order then says nothing.
     """
     own = annotated.operators
-    nodes = {row: nested.at(own.thread[row], own.start_us[row]) for row in _outer_forward(annotated)}
+    nodes = {row: nested.at(own.thread[row], own.start_us[row]) for row in _outer_calls(annotated)}
     if trace is annotated:
         return {row: _Link(node, "nesting") for row, node in nodes.items() if node is not None}
     found: dict[int, _Link] = {}
     rows_of: dict[int, list[int]] = {}
-    for row in _outer_forward(trace):
+    for row in _outer_calls(trace):
         if trace.operators.step[row] >= 0 or not trace.steps:
             rows_of.setdefault(trace.operators.step[row], []).append(row)
     for rows in rows_of.values():
         left, model = rows, list(nodes)
         for key in (_exact, _by_rank):
-            pairs = _pair(trace.operators, left, own, model, key)
+            pairs = _pair(trace, left, annotated, model, key)
             for row, other in pairs.items():
                 node = nodes[other]
                 if node is not None:
@@ -192,20 +197,20 @@ def _forward_links(trace: Recorded, annotated: Recorded, nested: _Nesting) -> di
 
 
 def _pair(
-    operators: Operators, rows: Sequence[int], others: Operators, other_rows: Sequence[int], key: KeyFunction
+    trace: Recorded, rows: Sequence[int], other: Recorded, other_rows: Sequence[int], key: KeyFunction
 ) -> dict[int, int]:
-    """Rows of two steps that are the same call: equal keys, occurring equally often, in order."""
+    """Rows of two steps that are the same call: equal keys in the same phase, occurring equally often, in order."""
     here: dict[Key, list[int]] = {}
     there: dict[Key, list[int]] = {}
     for row in rows:
-        here.setdefault(key(operators, row), []).append(row)
+        here.setdefault((trace.operator_phase[row], *key(trace.operators, row)), []).append(row)
     for row in other_rows:
-        there.setdefault(key(others, row), []).append(row)
+        there.setdefault((other.operator_phase[row], *key(other.operators, row)), []).append(row)
     return {
-        row: other
+        row: match
         for kind, mine in here.items()
         if len(mine) == len(there.get(kind, ()))
-        for row, other in zip(mine, there[kind], strict=True)
+        for row, match in zip(mine, there[kind], strict=True)
     }
 
 
@@ -298,11 +303,11 @@ def _add_up(
 ) -> tuple[dict[tuple[int, int], NodeCost], dict[str, float]]:
     """Cost per node and time per kind of link, both per step. Data loading, copies and clean-up are no part of it."""
     tallies: dict[tuple[int, int], _Tally] = {}
-    shares = {"forward": 0.0, "backward": 0.0, "optimizer": 0.0, "unlinked": 0.0}
+    shares = {"forward": 0.0, "backward": 0.0, "other": 0.0, "optimizer": 0.0, "unlinked": 0.0}
     for piece in pieces:
-        if piece.phase not in LINKABLE:
-            continue
         link = operators.get(piece.row) if piece.row >= 0 else loose.get(piece.kernel)
+        if piece.phase not in LINKABLE and (piece.phase != "other" or link is None):
+            continue
         if piece.phase == "optimizer":
             shares["optimizer"] += piece.time_us / steps
         elif link is None:

@@ -243,13 +243,18 @@ class Break:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Graph:
-    """One captured graph. `training` tells whether it ran with gradients; `span` is where the user's code called it."""
+    """One captured graph. `training` tells whether it ran with gradients; `span` is where the user's code called it.
+
+    `kind` is "dynamo" for what Dynamo captured of a module, "eager" for the calls a step made outside of those, one by
+    one as the program made them: the loss, clipping, averaging.
+    """
 
     index: int
     nodes: tuple[Node, ...]
     breaks: tuple[Break, ...] = ()
     training: bool = True
     span: Span | None = None
+    kind: str = "dynamo"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -439,13 +444,15 @@ class Replacement:
     `template` is a Python expression over `torch`, `F` (torch.nn.functional) and placeholders in braces:
     "F.gelu({x}, approximate='tanh')". `texts` is how the user's source spells each placeholder. Placeholders that are
     inputs of the places are tensors; `constants` gives the value of every other one as captured, for the proof.
-    `places` are all the regions that the same source computed.
+    `places` are all the regions that the same source computed. `guard` is (first statement of the region, test) where
+    the expression is right only under that test, and what is there now must stay for the other case.
     """
 
     template: str
     texts: Mapping[str, str]
     places: tuple[Place, ...]
     constants: Mapping[str, Any] = field(default_factory=dict)
+    guard: tuple[Span, str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -586,6 +593,24 @@ class Numerics:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RegionProof:
+    """The proof of a replacement alone, original against replacement, before a script runs with it (VERIFY.md, 1.2).
+
+    `regions` counts the distinct regions of a rewrite, `compared` their draws, each forward and backward; `skipped`
+    says why others were not (reason -> draws). `reasons` is empty when it holds; nothing compared never holds.
+    """
+
+    ok: bool
+    regions: int
+    compared: int
+    dtypes: tuple[str, ...] = ()
+    skipped: Mapping[str, int] = field(default_factory=dict)
+    worst: tuple[Difference, ...] = ()
+    reasons: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
     """One combination that was tried: `patch` holds the ids of its rewrites, `against` those it was measured on top
     of."""
@@ -633,8 +658,25 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReportedEdit:
+    """Text to stand in place of a part of a file; lines count from 1, columns, in characters, from 0."""
+
+    path: str
+    line: int
+    column: int
+    end_line: int
+    end_column: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReportedFinding:
-    """A finding or decline as the reader sees it. `status` is applied, suggested, rejected or declined."""
+    """A finding or decline as the reader sees it.
+
+    `status` is applied, suggested, rejected or declined. `advisor check` applies nothing: there it is found (with the
+    edits that would realise it), suggested (without, for `reason`), declined, or "not measured", which is what the
+    source alone shows. `edits` are left out where the redactor would change them.
+    """
 
     rule: str
     path: str | None
@@ -649,6 +691,10 @@ class ReportedFinding:
     evidence: tuple[Evidence, ...] = ()
     diff: str = ""
     needs: tuple[str, ...] = ()
+    column: int | None = None
+    end_column: int | None = None
+    fingerprint: str | None = None
+    edits: tuple[ReportedEdit, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -692,3 +738,80 @@ class Report:
     missing: Mapping[str, str]
     rule_errors: tuple[str, ...] = ()
     single_counters: tuple[SingleCounters, ...] = ()
+
+
+# --------------------------------------------------------------------------------------------------------------- check
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedFile:
+    """What `advisor check` says of one script. `path` is relative to the working directory, `run` its recorded run.
+
+    `status` is measured, partial (the script ended before everything was recorded: `missing` says what) or
+    "not measured" (it could not be run, for `reason`, and only its source was looked at).
+    """
+
+    path: str
+    run: str | None
+    status: str
+    reason: str | None
+    step_ms: float | None
+    device: str | None
+    linked_share: float | None
+    missing: Mapping[str, str]
+    findings: tuple[ReportedFinding, ...]
+    declines: tuple[ReportedFinding, ...]
+    rule_errors: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RulePage:
+    """A rule as documents describe it: its id, first line, what a rewrite may change, and its page in Markdown."""
+
+    id: str
+    title: str
+    safety: str
+    page: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckReport:
+    """What `advisor check` found in all scripts it was given; everything in it has passed the redactor."""
+
+    schema_version: int
+    advisor: str
+    files: tuple[CheckedFile, ...]
+    rules: tuple[RulePage, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Looked:
+    """What one rule made of a place: `kind` is finding, decline, near miss or region.
+
+    `node` is the graph node it is about, `seen` describes it: operation, shape, dtype, module.
+    """
+
+    rule: str
+    kind: str
+    path: str | None
+    line: int | None
+    reason: str
+    node: str | None = None
+    seen: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """Why there is or is no finding at a line; `recorded` describes the graph nodes that the line computed.
+
+    `nearest` is the closest line of the file with recorded nodes where this one has none, `closest` what a rule said
+    of the closest place in the file where none said anything here.
+    """
+
+    path: str
+    line: int
+    looked: tuple[Looked, ...]
+    recorded: tuple[str, ...]
+    nearest: int | None
+    closest: Looked | None
+    missing: Mapping[str, str]

@@ -38,6 +38,7 @@ def optimize(request: Request, progress: Progress) -> Result:
     with progress.stage("plan"):
         planned = stages.order(job, matched)
     with progress.stage("patch"):
+        planned = stages.prove_regions(job, profile, planned)
         stages.check_patch(job, planned)
     with progress.stage("verify"):
         verdict = stages.verify(job, profile, planned)

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from advisor.codemod import CannotEdit
 from advisor.errors import RuleError
-from advisor.model import Decline, Finding, Rewrite, Safety
+from advisor.model import Decline, Finding, RegionProof, Rewrite, Safety
 from advisor.rule import Rule
 from advisor.source import Source
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Rewrites to try in order, and the findings that stay suggestions, each with its reason."""
+    """Rewrites to try in order, and the findings that stay suggestions, each with its reason.
+
+    `rejected` are rewrites whose region is not the same function, `proofs` what was compared of the others (by id).
+    """
 
     rewrites: tuple[Rewrite, ...]
     suggestions: tuple[tuple[Finding, str], ...]
     errors: tuple[RuleError, ...] = ()
+    rejected: tuple[tuple[Rewrite, str], ...] = ()
+    proofs: Mapping[str, RegionProof] = field(default_factory=dict)
 
 
 def plan(

@@ -16,8 +16,9 @@ STAGES = ("capture", "ingest", "analyze", "match", "plan", "patch", "verify", "r
 class Progress:
     """Announces stages; on a terminal the running stage shows what it is doing."""
 
-    def __init__(self, console: Console, *, quiet: bool = False) -> None:
+    def __init__(self, console: Console, *, quiet: bool = False, stages: tuple[str, ...] = STAGES) -> None:
         self._console = console
+        self._stages = stages
         self._quiet = quiet
         self._status: Status | None = None
         self._note = ""
@@ -54,5 +55,5 @@ class Progress:
     def _line(self, name: str) -> None:
         if self._quiet:
             return
-        number = f"{STAGES.index(name) + 1}/{len(STAGES)}"
+        number = f"{self._stages.index(name) + 1}/{len(self._stages)}"
         self._console.print(Text(f"{number} {name:<10}{self.seconds[name]:6.1f} s  {self._note}"), soft_wrap=True)

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from advisor import align as alignment
 from advisor import codemod
+from advisor.guarded import guarded_instead
 from advisor.model import (
     Decline,
     Estimate,
@@ -37,7 +38,8 @@ from advisor.source import Source
 class ExampleProfile:
     """A made-up measurement for an example: one step and where its time goes, in microseconds.
 
-    `nodes` is the share of the step spent in the captured graph, spread evenly over its operations.
+    `nodes` is the share of the step spent in the captured graph, spread evenly over its operations; `kernels` are names
+    and times of device kernels.
     """
 
     step_us: float
@@ -52,6 +54,7 @@ class ExampleProfile:
     dtypes: tuple[str, ...] = ("float32",)
     cores: int = 8
     nodes: float = 0.0
+    kernels: tuple[tuple[str, float], ...] = ()
 
 
 def step(step_us: float, **parts: object) -> ExampleProfile:
@@ -64,6 +67,7 @@ def step(step_us: float, **parts: object) -> ExampleProfile:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
     """Source before and after, under a profile. `after=None` means silent, and then `because` is the decline's reason.
+    The same text before and after means a finding that is told and never edited.
 
     `saves` bounds the estimate in microseconds. A graph rule's source follows the KernelBench form (Model, get_inputs,
     get_init_inputs) and is executed, forward and backward, before and after.
@@ -247,12 +251,18 @@ class Site:
         return self.alignment.source.span(self.alignment.values[node].expression)
 
     def replacement(
-        self, template: str, constants: Mapping[str, tuple[str, Any]] | None = None, **texts: str
+        self,
+        template: str,
+        constants: Mapping[str, tuple[str, Any]] | None = None,
+        *,
+        says_branches: bool = False,
+        **texts: str,
     ) -> Replacement:
         """The expression to stand here instead; every input of the region is a placeholder by its name.
 
         `constants` adds placeholders that are no tensors: name -> (text in the source, value as captured); `texts`
-        overrides how an input is spelled.
+        overrides how an input is spelled. Where a condition decides what is computed, the expression stands under a
+        guard, unless it says the conditions itself (`says_branches`). Raises `align.Miss` where no guard can be put.
         """
         given = constants or {}
         wanted = [name for name in codemod.PLACEHOLDER.findall(template) if name not in given and name not in texts]
@@ -265,7 +275,14 @@ class Site:
                 Place(graph=r.graph, root=r.root, inputs=dict(r.inputs), dropout=r.dropout) for r in self.regions
             ),
             constants={name: value for name, (_, value) in given.items()},
+            guard=None if says_branches else self._guard(),
         )
+
+    def _guard(self) -> tuple[Span, str] | None:
+        if not self.alignment.branches:
+            return None
+        guard = self.alignment.guarded()
+        return self.alignment.source.span(guard.first), guard.text
 
 
 class GraphRule(Rule):
@@ -276,19 +293,30 @@ class GraphRule(Rule):
     title: ClassVar[str] = "use the fused operation"  # of the rewrite
 
     def rewrite(self, finding: Finding, source: Source) -> Rewrite | Decline:
-        """Put the finding's replacement in place of the expression and of the statements only that needed."""
+        """Put the finding's replacement in place of the expression and of the statements only that needed.
+
+        A finding without one says in its value "not applied" why.
+        """
         found = finding.replacement
-        assert found is not None, "a graph rule without replacements writes its own edits"
-        edits = codemod.expression_instead(source, finding.span, found.template, found.texts, finding.consumed)
+        if found is None:
+            return self.decline(finding.span, finding.values["not applied"])
+        if found.guard is not None:
+            first, test = found.guard
+            edits = guarded_instead(source, finding.span, found.template, found.texts, first, test)
+        else:
+            edits = codemod.expression_instead(source, finding.span, found.template, found.texts, finding.consumed)
         return self.edit(finding, self.title, edits)
 
-    @abstractmethod
     def search(self, graph: Graph) -> Iterator[Region | NearMiss]:
-        """Every region of one graph, and what nearly is one."""
+        """Every region of one graph, and what nearly is one; a rule that overrides `match` may do without."""
+        raise NotImplementedError
 
-    @abstractmethod
     def describe(self, ctx: Context, graph: Graph, site: Site) -> Finding | Decline:
-        """The finding for one place in the source; `site.regions[0]` lies in `graph`."""
+        """The finding for one place in the source; `site.regions[0]` lies in `graph`.
+
+        A rule whose places need no alignment overrides `match` and does without.
+        """
+        raise NotImplementedError
 
     def memory_bound(
         self,
@@ -358,13 +386,18 @@ class GraphRule(Rule):
         share = cost / ctx.step_us
         if share < ctx.gate(self):
             return self.decline(span, f"it takes {share:.1%} of the step")
-        try:
-            aligned = alignment.align(ctx.read(span.path), graph, first.root, frozenset(first.inputs.values()))
-        except alignment.Miss as miss:
-            where = f" (line {miss.line})" if miss.line else ""
-            return self.decline(span, f"the source cannot be rewritten safely: {miss.reason}{where}")
+        aligned, regions = _aligned(ctx, graphs, regions)
+        if isinstance(aligned, alignment.Miss):
+            return self._unsafe(span, aligned)
         site = Site(aligned.source.span(aligned.root.expression), tuple(regions), aligned, cost)
-        return self.describe(ctx, graph, site)
+        try:
+            return self.describe(ctx, graph, site)
+        except alignment.Miss as miss:  # it depends on a condition that no guard can hold
+            return self._unsafe(span, miss)
+
+    def _unsafe(self, span: Span, miss: alignment.Miss) -> Decline:
+        where = f" (line {miss.line})" if miss.line else ""
+        return self.decline(span, f"the source cannot be rewritten safely: {miss.reason}{where}")
 
     def _in_library(
         self, ctx: Context, graphs: Mapping[int, Graph], place: str, regions: list[Region]
@@ -391,6 +424,24 @@ class GraphRule(Rule):
         )
 
 
+def _aligned(
+    ctx: Context, graphs: Mapping[int, Graph], regions: list[Region]
+) -> tuple[alignment.Alignment | alignment.Miss, list[Region]]:
+    """The first form of the regions that the source suits, with the regions in that form; else the first miss."""
+    missed: alignment.Miss | None = None
+    span = graphs[regions[0].graph].nodes[regions[0].root].span
+    assert span is not None
+    for turn in range(1 + min(len(r.alternatives) for r in regions)):
+        form = [r if turn == 0 else r.alternatives[turn - 1] for r in regions]
+        places = [(graphs[r.graph], r.root, {**r.inputs, **r.scalars}) for r in form]
+        try:
+            return alignment.align_all(ctx.read(span.path), places, branches=True, read=ctx.read), form
+        except alignment.Miss as miss:
+            missed = missed or miss
+    assert missed is not None
+    return missed, regions
+
+
 UNLINKED = "cannot tell: no measured time could be linked to it"
 
 
@@ -410,18 +461,15 @@ def _library_place(node: Node) -> str:
 
 
 def _unmatched(graphs: Mapping[int, Graph], regions: list[Region], span: Span) -> str | None:
-    """A node computed by the same expression that belongs to no matched region.
-
-    Only where an expression starts is compared: recorded ends are not exact.
-    """
+    """A node computed by the same expression that belongs to no matched region."""
     matched = {(r.graph, index) for r in regions for index in r.inner}
     kinds = {graphs[r.graph].nodes[r.root].target for r in regions}
-    here = (span.path, span.line, span.column)
+    here = (span.path, span.line, span.column, span.end_line, span.end_column)
     for graph in graphs.values():
         for node in graph.nodes:
             place = node.span
             if place is None or node.target not in kinds or (graph.index, node.index) in matched:
                 continue
-            if (place.path, place.line, place.column) == here:
+            if (place.path, place.line, place.column, place.end_line, place.end_column) == here:
                 return f"`{node.name}` in module {node.module or 'of the script'}"
     return None

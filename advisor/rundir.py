@@ -20,6 +20,7 @@ from advisor.redact import Redactor
 
 FOLDER = ".advisor"
 REQUEST = "run.json"
+CHECKED = "check.json"  # of a run that `advisor check` recorded: it has findings and no verdict
 TRACE = "trace.json.gz"  # of the profiled steps
 TENSORBOARD = "tensorboard"
 TRACE_NAMES = re.compile(rb'("(?:name|traceName|hostname|cwd|user)":\s*)("(?:[^"\\]|\\.)*")')
@@ -139,11 +140,13 @@ def create(out: Path | None, redactor: Redactor) -> RunDir:
 
 
 def find(name: str | None, out: Path | None, redactor: Redactor) -> RunDir:
-    """A run by path, id or unambiguous beginning of its id; the latest where none is named."""
+    """A run by path, id or unambiguous beginning of its id; where none is named the latest of `advisor optimize`."""
     if name is not None and Path(name).is_dir() and (Path(name) / REQUEST).is_file():
         return RunDir(Path(name), redactor)
     base = base_folder(out)
     runs = sorted(p.name for p in base.iterdir() if (p / REQUEST).is_file()) if base.is_dir() else []
+    if name is None:
+        runs = [r for r in runs if not (base / r / CHECKED).is_file()]
     if not runs:
         raise UsageError(f"there is no run in {_short(base)}: start one with `advisor optimize SCRIPT`")
     chosen = [r for r in runs if name is None or r.startswith(name)]

@@ -6,6 +6,7 @@ result with the operation it would put in its place.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
@@ -30,11 +31,15 @@ SYNONYMS: Mapping[str, str] = {
     "type": "to",
     "absolute": "abs", "native_dropout": "dropout", "invert": "logical_not", "inv": "logical_not",
     "__invert__": "logical_not", "bitwise_not": "logical_not", "detach_": "detach",
+    "linalg_norm": "norm", "linalg_vector_norm": "norm", "vector_norm": "norm",
+    "silu_": "silu", "sigmoid_": "sigmoid", "tanh_": "tanh", "special_erf": "erf", "special_erfc": "erfc",
+    "concat": "cat", "concatenate": "cat", "as_tensor": "tensor", "scalar_tensor": "tensor", "clamp_min": "clamp",
 }  # fmt: skip
 
 TRANSPARENT = frozenset({"to", "contiguous", "clone_"})  # change storage or precision, not the value
 
 
+@functools.lru_cache(maxsize=4096)
 def canonical(target: str) -> str:
     """The canonical operation of a node target: "operator.truediv" and "method.div" are both "div"."""
     name = target.rsplit(".", 1)[-1] if not target.startswith("torch.ops.") else target.split(".")[3]
@@ -44,6 +49,15 @@ def canonical(target: str) -> str:
 def operation(node: Node) -> str:
     """The canonical operation of a node; placeholders, attributes and outputs are their own kind."""
     return canonical(node.target) if node.op.startswith("call_") else node.op
+
+
+IN_PLACE = frozenset({"iadd", "isub", "imul", "itruediv", "ipow", "imatmul"})
+
+
+def in_place(node: Node) -> bool:
+    """Whether a call writes into its first argument and returns it."""
+    name = node.target.rsplit(".", 1)[-1]
+    return node.op.startswith("call_") and (name in IN_PLACE or (name.endswith("_") and not name.endswith("__")))
 
 
 class NotModelled(Exception):
@@ -170,6 +184,83 @@ def erf(x: Array) -> Array:
     return np.asarray(np.vectorize(math.erf, otypes=[np.float64])(x))
 
 
+def _erfc(x: Array) -> Array:
+    return np.asarray(np.vectorize(math.erfc, otypes=[np.float64])(x))
+
+
+def _norm(x: Array, p: Any = 2, dim: Any = None, keepdim: bool = False, *, ord: Any = None, dtype: Any = None) -> Array:
+    """The Euclidean length along one axis; other norms have no meaning here."""
+    degree = p if ord is None else ord
+    axis = dim[0] if isinstance(dim, tuple) and len(dim) == 1 else dim
+    if degree not in (2, "fro", None) or not isinstance(axis, int):
+        raise ValueError("not a Euclidean norm over one axis")
+    return np.asarray(np.sqrt(np.sum(np.abs(x) ** 2, axis=axis, keepdims=keepdim)))
+
+
+def _normalize(x: Array, p: Any = 2.0, dim: int = 1, eps: float = 1e-12, out: Any = None) -> Array:
+    return np.asarray(x / np.maximum(_norm(x, p, dim, True), eps))
+
+
+def _clamp(x: Array, min: Any = None, max: Any = None) -> Array:
+    """A lower bound alone: an upper one may lie beyond every sample."""
+    if min is None or max is not None:
+        raise ValueError("not a lower bound")
+    return np.asarray(np.maximum(x, min))
+
+
+def _tensor(value: Any, *_args: Any, **_kwargs: Any) -> Array:
+    return np.asarray(value, dtype=np.float64)
+
+
+def _gelu(x: Array, approximate: str = "none") -> Array:
+    return gelu_tanh(x) if approximate == "tanh" else gelu_erf(x)
+
+
+def _getitem(x: Any, item: Any) -> Any:
+    return x[item]
+
+
+def _chunk(x: Array, chunks: int, dim: int = 0) -> tuple[Array, ...]:
+    size = -(-x.shape[dim] // chunks)
+    return tuple(np.split(x, range(size, x.shape[dim], size), axis=dim))
+
+
+def _split(x: Array, split_size: Any, dim: int = 0) -> tuple[Array, ...]:
+    ends = np.cumsum(split_size)[:-1] if isinstance(split_size, tuple) else range(split_size, x.shape[dim], split_size)
+    return tuple(np.split(x, ends, axis=dim))
+
+
+def _unbind(x: Array, dim: int = 0) -> tuple[Array, ...]:
+    return tuple(np.moveaxis(x, dim, 0))
+
+
+def _flatten(x: Array, start_dim: int = 0, end_dim: int = -1) -> Array:
+    start, end = start_dim % x.ndim, end_dim % x.ndim
+    return x.reshape((*x.shape[:start], -1, *x.shape[end + 1 :]))
+
+
+def _unflatten(x: Array, dim: int, sizes: tuple[int, ...]) -> Array:
+    dim %= x.ndim
+    return x.reshape((*x.shape[:dim], *sizes, *x.shape[dim + 1 :]))
+
+
+def _view_as_complex(x: Array) -> Array:
+    return np.asarray(x[..., 0] + 1j * x[..., 1])
+
+
+def _view_as_real(x: Array) -> Array:
+    return np.stack((x.real, x.imag), axis=-1)
+
+
+def _both(spread: Callable[..., Array]) -> Callable[..., tuple[Array, Array]]:
+    """torch.var_mean and torch.std_mean: a spread and the mean of the same axes."""
+
+    def apply(x: Array, dim: Any = None, unbiased: Any = None, keepdim: bool = False, correction: Any = None) -> Any:
+        return spread(x, dim, unbiased, keepdim, correction), _mean(x, dim, keepdim)
+
+    return apply
+
+
 MEANINGS: Mapping[str, Callable[..., Any]] = {
     "add": _arithmetic(np.add),
     "sub": _arithmetic(np.subtract),
@@ -202,6 +293,30 @@ MEANINGS: Mapping[str, Callable[..., Any]] = {
     "transpose": lambda x, first, second: np.swapaxes(x, first, second),
     "to": _keep,
     "contiguous": _keep,
+    "erfc": _unary(_erfc),
+    "silu": lambda x, inplace=False: x / (1.0 + np.exp(-x)),
+    "gelu": _gelu,
+    "norm": _norm,
+    "normalize": _normalize,
+    "clamp": _clamp,
+    "maximum": _arithmetic(np.maximum),
+    "var_mean": _both(_var),
+    "std_mean": _both(_std),
+    "tensor": _tensor,
+    "getitem": _getitem,
+    "einsum": lambda equation, *operands: np.einsum(equation.replace(" ", ""), *operands),
+    "baddbmm": lambda x, a, b, beta=1, alpha=1: alpha * (a @ b) + (beta * x if beta else 0.0),
+    "permute": lambda x, *dims: np.transpose(x, dims[0] if len(dims) == 1 else dims),
+    "chunk": _chunk,
+    "split": _split,
+    "unbind": _unbind,
+    "cat": lambda tensors, dim=0: np.concatenate(tensors, axis=dim),
+    "stack": lambda tensors, dim=0: np.stack(tensors, axis=dim),
+    "unsqueeze": lambda x, dim: np.expand_dims(x, dim),
+    "flatten": _flatten,
+    "unflatten": _unflatten,
+    "view_as_complex": _view_as_complex,
+    "view_as_real": _view_as_real,
 }
 
 
@@ -210,15 +325,46 @@ def gelu_tanh(x: Array) -> Array:
     return np.asarray(0.5 * x * (1.0 + np.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3))))
 
 
+def gelu_erf(x: Array) -> Array:
+    """GELU (Hendrycks and Gimpel 2016): 0.5 x (1 + erf(x / sqrt(2)))."""
+    return np.asarray(0.5 * x * (1.0 + erf(x / math.sqrt(2.0))))
+
+
+def quick_gelu(x: Array) -> Array:
+    """The sigmoid approximation of GELU (Hendrycks and Gimpel 2016, section 2): x sigmoid(1.702 x)."""
+    return np.asarray(x / (1.0 + np.exp(-1.702 * x)))
+
+
+def silu(x: Array) -> Array:
+    """SiLU, also called swish (Elfwing et al. 2018): x sigmoid(x)."""
+    return np.asarray(x / (1.0 + np.exp(-x)))
+
+
+def rms_norm(x: Array, weight: Array | None, eps: float, axes: tuple[int, ...] = (-1,), outside: bool = False) -> Array:
+    """RMSNorm over `axes` (Zhang and Sennrich 2019): x / sqrt(mean(x^2) + eps), times a weight.
+
+    `outside` gives a look-alike that is not it: eps added to the root instead of the mean square.
+    """
+    square = np.mean(x**2, axis=axes, keepdims=True)
+    result: Array = x / (np.sqrt(square) + eps if outside else np.sqrt(square + eps))
+    return result if weight is None else result * weight
+
+
 def layer_norm(
-    x: Array, weight: Array | None, bias: Array | None, eps: float, ddof: int = 0, outside: bool = False
+    x: Array,
+    weight: Array | None,
+    bias: Array | None,
+    eps: float,
+    ddof: int = 0,
+    outside: bool = False,
+    axes: tuple[int, ...] = (-1,),
 ) -> Array:
-    """LayerNorm over the last axis (Ba et al. 2016); `ddof` and `outside` give the look-alikes that are not it.
+    """LayerNorm over `axes` (Ba et al. 2016); `ddof` and `outside` give the look-alikes that are not it.
 
     `ddof=1` divides the variance by N-1, `outside` adds eps to the standard deviation instead of the variance.
     """
-    centred = x - x.mean(axis=-1, keepdims=True)
-    variance = x.var(axis=-1, ddof=ddof, keepdims=True)
+    centred = x - x.mean(axis=axes, keepdims=True)
+    variance = x.var(axis=axes, ddof=ddof, keepdims=True)
     spread = np.sqrt(variance) + eps if outside else np.sqrt(variance + eps)
     result: Array = centred / spread
     if weight is not None:
@@ -226,9 +372,25 @@ def layer_norm(
     return result if bias is None else result + bias
 
 
-def attention(q: Array, k: Array, v: Array, scale: float, keep: Array | None = None) -> Array:
-    """softmax(q k^T scale) v with the pairs outside `keep` removed; shapes (..., T, D)."""
-    scores = (q @ np.swapaxes(k, -2, -1)) * scale
-    if keep is not None:
-        scores = np.where(keep, scores, -np.inf)
+def rotated(x: Array, cos: Array, sin: Array, interleaved: bool) -> Array:
+    """Rotary position embedding (Su et al. 2021): pairs (a, b) of the last axis become (a cos - b sin, b cos + a sin).
+
+    `interleaved` pairs neighbours (2i, 2i+1), else the halves (i, i + D/2). The tables hold one angle per pair or, in
+    the layout of `x`, each angle twice.
+    """
+    half = x.shape[-1] // 2
+    first = x[..., 0::2] if interleaved else x[..., :half]
+    second = x[..., 1::2] if interleaved else x[..., half:]
+    left, right = (slice(0, None, 2), slice(1, None, 2)) if interleaved else (slice(0, half), slice(half, None))
+    wide = cos.shape[-1] == x.shape[-1]
+    a = first * (cos[..., left] if wide else cos) - second * (sin[..., left] if wide else sin)
+    b = second * (cos[..., right] if wide else cos) + first * (sin[..., right] if wide else sin)
+    if interleaved:
+        return np.stack((a, b), axis=-1).reshape(x.shape)
+    return np.concatenate((a, b), axis=-1)
+
+
+def attention(q: Array, k: Array, v: Array, scale: float, bias: Array | float = 0.0) -> Array:
+    """softmax(q k^T scale + bias) v, a bias of -inf removing a pair; shapes (..., T, D)."""
+    scores = (q @ np.swapaxes(k, -2, -1)) * scale + bias
     return np.asarray(_softmax(scores) @ v)

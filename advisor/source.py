@@ -142,10 +142,28 @@ class Source:
     def expressions_at(self, line: int, column: int | None = None) -> Iterator[ast.expr]:
         """Expressions that start at a line (and character column, where it is known), outermost first."""
         for node in ast.walk(self.tree):
-            if not isinstance(node, ast.expr) or isinstance(node, ast.Constant) or node.lineno != line:
+            if not isinstance(node, ast.expr) or isinstance(node, ast.Constant):
                 continue
-            if column is None or self.character(line, node.col_offset) == column:
+            if any(first == line and column in (None, place) for first, place in self.starts(node)):
                 yield node
+
+    def statements_at(self, line: int) -> list[ast.stmt]:
+        """Statements that start at a line."""
+        return [node for node in ast.walk(self.tree) if isinstance(node, ast.stmt) and node.lineno == line]
+
+    def starts(self, expression: ast.expr) -> set[tuple[int, int]]:
+        """Where Python may record that an expression is evaluated: line and character column.
+
+        Its own start, and the name of the attribute where an attribute or a call of one stands on a later line than
+        the start of its object.
+        """
+        found = {(expression.lineno, self.character(expression.lineno, expression.col_offset))}
+        named = expression.func if isinstance(expression, ast.Call) else expression
+        if isinstance(named, ast.Attribute) and named.end_lineno is not None and named.end_lineno > named.lineno:
+            assert named.end_col_offset is not None
+            begin = named.end_col_offset - len(named.attr.encode("utf-8"))
+            found.add((named.end_lineno, self.character(named.end_lineno, begin)))
+        return found
 
     def reads_parameter(self, expression: ast.expr, statement: ast.stmt, depth: int = 8) -> bool:
         """Whether an expression's value, not only a shape, comes from a parameter of its function other than `self`.
@@ -179,16 +197,7 @@ class Source:
     @cached_property
     def imports(self) -> dict[str, str]:
         """Module-level aliases: {"F": "torch.nn.functional", "torch": "torch", "nn": "torch.nn"}."""
-        found: dict[str, str] = {}
-        for node in self.tree.body:
-            if isinstance(node, ast.Import):
-                for alias in node.names:
-                    name = alias.asname or alias.name.split(".")[0]
-                    found[name] = alias.name if alias.asname else name
-            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                for alias in node.names:
-                    found[alias.asname or alias.name] = f"{node.module}.{alias.name}"
-        return found
+        return dict(pair for node in self.tree.body for pair in _aliases(node))
 
     def qualified(self, node: ast.expr) -> str | None:
         """Dotted name an expression refers to through the file's imports: `F.softmax` ->
@@ -199,8 +208,17 @@ class Source:
             node = node.value
         if not isinstance(node, ast.Name):
             return None
-        head = self.imports.get(node.id)
+        head = self.imports.get(node.id) or self._later_imports.get(node.id)
         return ".".join([head or node.id, *reversed(parts)]) if head else None
+
+    @cached_property
+    def _later_imports(self) -> dict[str, str]:
+        """Aliases of imports inside functions and other blocks, those that stand for one thing only."""
+        found: dict[str, set[str]] = {}
+        for node in ast.walk(self.tree):
+            for name, target in _aliases(node):
+                found.setdefault(name, set()).add(target)
+        return {name: next(iter(targets)) for name, targets in found.items() if len(targets) == 1}
 
     def name_for(self, module: str, function: ast.AST | None) -> str | None:
         """How this file can call `module` ("torch.nn.functional") inside `function`: "F", "nn.functional" ... or
@@ -221,6 +239,17 @@ class Source:
             spelled = alias + module[len(target) :]
             best = spelled if best is None or len(spelled) < len(best) else best
         return best
+
+
+def _aliases(node: ast.AST) -> Iterator[tuple[str, str]]:
+    """The names an absolute import binds, each with what it stands for."""
+    if isinstance(node, ast.Import):
+        for alias in node.names:
+            name = alias.asname or alias.name.split(".")[0]
+            yield name, alias.name if alias.asname else name
+    elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+        for alias in node.names:
+            yield alias.asname or alias.name, f"{node.module}.{alias.name}"
 
 
 def _assignments(function: ast.AST, name: str) -> list[ast.Assign]:

@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any
 from advisor import analyze, calibration, match, patch, plan, summary
 from advisor.capture import ncu
 from advisor.capture.counters import Recording, Sampler, summarise, summarise_windows, visible_device
-from advisor.capture.launch import Child
+from advisor.capture.launch import Child, child_environment
 from advisor.codemod import replacements
 from advisor.columns.table import Table
 from advisor.correlate import Correlation, correlate
@@ -31,6 +31,7 @@ from advisor.measured import FileProfile
 from advisor.model import Graph, Hardware, Outcome, Patch, Profile, Report, Safety, SingleCounters, Verdict
 from advisor.rule import Rule
 from advisor.source import Source
+from advisor.verify import regions
 from advisor.verify.lab import ProcessLab, Settings
 from advisor.verify.search import search
 
@@ -57,13 +58,26 @@ def counted(count: int, noun: str) -> str:
 
 def capture(job: Job) -> None:
     if job.run.has("probe.json") and job.run.has("capture.json"):
-        for path, digest in _captured(job)["sources"].items():
-            if job.read(path).sha256 != digest:
-                raise ArtifactError(f"{path} has changed since run {job.run.id} was recorded: start a new run")
+        check_sources(job)
         job.progress.note("taken from the interrupted run")
         return
+    record(job, {name: getattr(job.config, name) for name in ("warmup", "steps", "profile_steps")})
+
+
+def check_sources(job: Job) -> None:
+    """Raises ArtifactError where a source is no longer the one that was recorded."""
+    for path, digest in _captured(job)["sources"].items():
+        if job.read(path).sha256 != digest:
+            raise ArtifactError(f"{path} has changed since run {job.run.id} was recorded: start a new run")
+
+
+def record(job: Job, options: Mapping[str, Any], *, least: int | None = None) -> int | None:
+    """Run the script under the recording plan with its options; leaves the recordings and capture.json.
+
+    Gives the number of steps of a script that ended by itself before everything was recorded, else None. Raises
+    NoStepsError for such a script unless it made at least `least` steps.
+    """
     work = job.run.folder("work") / "capture"
-    options = {name: getattr(job.config, name) for name in ("warmup", "steps", "profile_steps")}
     spec = job.spec("advisor.capture.probe:CapturePlan", work, **options)
     marks: dict[str, float] = {}
     try:
@@ -73,7 +87,7 @@ def capture(job: Job) -> None:
                     marks[str(message["name"])] = time.monotonic()
                     job.progress.doing(str(message["name"]))
             child.wait()
-            _check_captured(job, child)
+            ended = _check_captured(child, options, least)
             steps = child.status().get("steps")
         _keep(job, work, "trace.json.gz", "annotated.json.gz", "graph.json", "probe.json")
     finally:  # the folder names places of this machine: of a failed run only what the script printed stays
@@ -85,6 +99,7 @@ def capture(job: Job) -> None:
     window = [marks[name] for name in ("timing", "profiling") if name in marks]
     sources = {path: job.read(path).sha256 for path in sorted(_recorded_sources(job))}
     job.run.write_json("capture.json", {"steps": steps, "timed_s": window, "sources": sources})
+    return ended
 
 
 def _keep(job: Job, work: Path, *names: str) -> None:
@@ -134,20 +149,25 @@ def sampled(path: Path) -> Iterator[None]:
         sampler.stop().save(path)
 
 
-def _check_captured(job: Job, child: Child) -> None:
+def _check_captured(child: Child, options: Mapping[str, Any], least: int | None) -> int | None:
+    """None for a script that was stopped once all was recorded, else the number of its steps, at least `least`."""
     status = child.status()
     if status.get("status") == "stopped":
-        return
+        return None
     if status.get("status") != "ended":
         raise child.failure()
     steps = int(status.get("steps", 0))
-    needed = job.config.warmup + job.config.steps + job.config.profile_steps + 4
     if steps == 0:
         raise NoStepsError(
             "the script ended without an optimizer step: give it arguments that make it train, or one of these forms",
             detail=CONVENTION,
         )
-    raise NoStepsError(f"the script ended after {steps} optimizer steps, {needed} are needed: let it train for longer")
+    if least is None or steps < least:
+        needed = least or options["warmup"] + options["steps"] + options["profile_steps"] + 4
+        raise NoStepsError(
+            f"the script ended after {counted(steps, 'optimizer step')}, {needed} are needed: let it train for longer"
+        )
+    return steps
 
 
 # ------------------------------------------------------------------------------------------------- ingest and analyze
@@ -173,13 +193,14 @@ def ingest(job: Job) -> Recorded:
         missing["kineto"] = "the script ended before its steps were profiled"
     graphs: tuple[Graph, ...] = ()
     correlation = None
-    if job.run.has("graph.json") and job.run.has("annotated.json.gz") and trace is not None:
+    if job.run.has("graph.json"):
         graphs, gaps = read_graphs(path / "graph.json", job.root)
         missing |= gaps
-        correlation = correlate(trace, read_trace(path / "annotated.json.gz"), graphs)
-        missing |= correlation.missing
     else:
         missing["graph"] = "the annotated run did not finish"
+    if graphs and job.run.has("annotated.json.gz") and trace is not None:
+        correlation = correlate(trace, read_trace(path / "annotated.json.gz"), graphs)
+        missing |= correlation.missing
     nodes = sum(len(g.nodes) for g in graphs)
     job.progress.note(f"{len(trace.operators) if trace else 0} operators, {nodes} graph nodes")
     return Recorded(facts, trace, graphs, correlation, missing, software)
@@ -341,10 +362,39 @@ def order(job: Job, matched: Matched) -> plan.Plan:
     return planned
 
 
+def prove_regions(job: Job, profile: Profile, planned: plan.Plan) -> plan.Plan:
+    """Run every region that a rewrite replaces alone, against its replacement; leaves regions.json.
+
+    A rewrite whose region is not proved to be the same function is rejected before a script runs with it.
+    """
+    interpreter = job.config.python or sys.executable
+
+    def run(asked: Sequence[regions.Job]) -> Sequence[Mapping[str, Any]]:
+        job.progress.doing("comparing regions with their replacements")
+        work = job.run.folder("work") / "regions"
+        work.mkdir(parents=True, exist_ok=True)
+        environment = child_environment(job.spec("", work), interpreter)
+        try:
+            return regions.run_child(asked, work, interpreter=interpreter, environment=environment)
+        finally:
+            shutil.rmtree(work.parent, ignore_errors=True)
+
+    proofs = regions.prove(planned.rewrites, profile.graphs, run)
+    job.run.write_json("regions.json", summary.plain(proofs))
+    wrong = {name: "; ".join(proof.reasons) for name, proof in proofs.items() if not proof.ok}
+    return replace(
+        planned,
+        rewrites=tuple(r for r in planned.rewrites if r.id not in wrong),
+        rejected=tuple((r, wrong[r.id]) for r in planned.rewrites if r.id in wrong),
+        proofs=proofs,
+    )
+
+
 def check_patch(job: Job, planned: plan.Plan) -> None:
     """Stage 6: all rewrites together; what does not fit is known before any process starts."""
     whole = patch.build(planned.rewrites, job.read)
     left = f", {counted(len(whole.skipped), 'rewrite')} in conflict" if whole.skipped else ""
+    left += f", {counted(len(planned.rejected), 'rewrite')} not the same function" if planned.rejected else ""
     job.progress.note(counted(len(whole.sources), "file") + " to change" + left)
 
 
@@ -418,7 +468,7 @@ def report(
     kept = [r for r in planned.rewrites if r.id in verdict.kept]
     proven = patch.build(kept, job.read)
     diffs = {rewrite.id: diff for rewrite, diff in patch.steps(proven, job.read)}
-    for rewrite in planned.rewrites:
+    for rewrite in (*planned.rewrites, *(rewrite for rewrite, _ in planned.rejected)):
         diffs.setdefault(rewrite.id, patch.build([rewrite], job.read).diff)
     errors = (*matched.errors, *planned.errors)
     results = summary.Results(
@@ -434,7 +484,9 @@ def report(
         seconds=dict(job.progress.seconds),
         errors=errors,
     )
-    found = job.run.redactor.value(replace(summary.report_of(results), single_counters=singles))
+    whole = replace(summary.report_of(results), single_counters=singles)
+    found = job.run.redactor.value(whole)
+    found = replace(found, findings=summary.exact(whole.findings, found.findings))
     _write_patch(job, proven)
     job.run.write("report.json", render_json(found))
     job.run.write("report.html", render_html(found))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,13 +15,16 @@ from advisor.errors import RuleError
 from advisor.model import (
     Baseline,
     Decline,
+    Evidence,
     Finding,
     Outcome,
     Patch,
     Profile,
     Report,
+    ReportedEdit,
     ReportedFinding,
     Rewrite,
+    Span,
     Utilisation,
     Verdict,
 )
@@ -116,6 +120,7 @@ def _at(profile: Profile, step_us: float | None) -> Utilisation:
 def _findings(results: Results) -> list[ReportedFinding]:
     verdict = results.verdict
     found = [_rewritten(results, rewrite) for rewrite in results.plan.rewrites]
+    found += [_disproved(results, rewrite, reason) for rewrite, reason in results.plan.rejected]
     found += [_reported(results, finding, "suggested", reason) for finding, reason in results.plan.suggestions]
     order = {"applied": 0, "rejected": 1, "suggested": 2}
     found.sort(key=lambda f: (order[f.status], -(f.saved_us or 0.0), -(f.estimate_us or (0, 0))[1]))
@@ -131,14 +136,47 @@ def _rewritten(results: Results, rewrite: Rewrite) -> ReportedFinding:
     status = "applied" if kept else ("rejected" if tried else "suggested")
     return _reported(
         results,
-        rewrite.finding,
+        replace(rewrite.finding, evidence=(*rewrite.finding.evidence, *_compared(results, rewrite))),
         status,
         reason,
         title=rewrite.title,
         saved_us=verdict.saved_us.get(rewrite.id) if kept else None,
         diff=results.diffs.get(rewrite.id, ""),
         safety=rewrite.safety.value,
+        edits=rewrite.edits,
     )
+
+
+def _disproved(results: Results, rewrite: Rewrite, reason: str) -> ReportedFinding:
+    """A rewrite whose region, run alone, is not the same function: no script ran with it."""
+    return _reported(
+        results,
+        replace(rewrite.finding, evidence=(*rewrite.finding.evidence, *_compared(results, rewrite))),
+        "rejected",
+        f"compared alone, the replacement is not proved to be the same function: {reason}",
+        title=rewrite.title,
+        diff=results.diffs.get(rewrite.id, ""),
+        safety=rewrite.safety.value,
+        edits=rewrite.edits,
+    )
+
+
+def _compared(results: Results, rewrite: Rewrite) -> tuple[Evidence, ...]:
+    """What the region proof compared, for the page of the finding."""
+    proof = results.plan.proofs.get(rewrite.id)
+    if proof is None:
+        return ()
+    worst = max((d.error / d.limit for d in proof.worst if d.limit), default=None)
+    found = [
+        Evidence(what="inputs on which region and replacement were compared", value=proof.compared, unit="draws"),
+        Evidence(what="distinct regions compared", value=proof.regions, unit="regions"),
+        Evidence(what="compared in", value=", ".join(proof.dtypes), unit=""),
+    ]
+    if worst is not None and math.isfinite(worst):
+        what = "largest error, as a share of what is allowed"
+        found.append(Evidence(what=what, value=round(worst, 3), unit="share"))
+    found += [Evidence(what="not compared", value=why, unit="") for why in proof.skipped]
+    return tuple(found) if proof.compared else ()
 
 
 def _reported(
@@ -151,37 +189,89 @@ def _reported(
     saved_us: float | None = None,
     diff: str = "",
     safety: str | None = None,
+    edits: Sequence[tuple[Span, str]] = (),
 ) -> ReportedFinding:
+    safety = safety or results.safety.get(finding.rule)
+    return reported(finding, status, reason, safety, title=title, saved_us=saved_us, diff=diff, edits=edits)
+
+
+def reported(
+    finding: Finding,
+    status: str,
+    reason: str | None,
+    safety: str | None,
+    *,
+    title: str | None = None,
+    saved_us: float | None = None,
+    diff: str = "",
+    edits: Sequence[tuple[Span, str]] = (),
+) -> ReportedFinding:
+    """A finding as documents show it; `title` is that of its rewrite, `edits` are what the rewrite does."""
     return ReportedFinding(
         rule=finding.rule,
-        path=finding.span.path,
-        line=finding.span.line,
-        end_line=finding.span.end_line,
         status=status,
         title=finding.message if title is None else f"{finding.message}: {title}",
         reason=reason,
         estimate_us=(finding.estimate.low_us, finding.estimate.high_us),
         saved_us=saved_us,
-        safety=safety or results.safety.get(finding.rule),
+        safety=safety,
         evidence=finding.evidence,
         diff=diff,
+        fingerprint=finding.fingerprint,
+        edits=tuple(_edit(span, text) for span, text in edits),
+        **placed(finding.span),
+    )
+
+
+def placed(span: Span | None) -> dict[str, Any]:
+    """The fields of an entry that say where it is; an end that was not recorded is on the first line."""
+    if span is None:
+        return {"path": None, "line": None, "end_line": None, "column": None, "end_column": None}
+    return {
+        "path": span.path,
+        "line": span.line,
+        "end_line": span.end_line if span.end_line is not None else span.line,
+        "column": span.column if span.end_column is not None else None,
+        "end_column": span.end_column,
+    }
+
+
+def _edit(span: Span, text: str) -> ReportedEdit:
+    assert span.end_line is not None and span.end_column is not None
+    return ReportedEdit(
+        path=span.path,
+        line=span.line,
+        column=span.column,
+        end_line=span.end_line,
+        end_column=span.end_column,
+        text=text,
     )
 
 
 def _declined(results: Results, decline: Decline) -> ReportedFinding:
-    span = decline.span
+    return declined(decline, results.safety.get(decline.rule))
+
+
+def declined(decline: Decline, safety: str | None) -> ReportedFinding:
+    """A decline as documents show it."""
     return ReportedFinding(
         rule=decline.rule,
-        path=span.path if span else None,
-        line=span.line if span else None,
-        end_line=span.end_line if span else None,
         status="declined",
         title=decline.reason,
         reason=decline.reason,
         estimate_us=None,
         saved_us=None,
-        safety=results.safety.get(decline.rule),
+        safety=safety,
         needs=decline.needs,
+        **placed(decline.span),
+    )
+
+
+def exact(found: tuple[ReportedFinding, ...], redacted: tuple[ReportedFinding, ...]) -> tuple[ReportedFinding, ...]:
+    """The redacted entries, without edits that the redactor changed: those would write its marks into the source."""
+    return tuple(
+        after if after.edits == before.edits else replace(after, edits=())
+        for before, after in zip(found, redacted, strict=True)
     )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from advisor.measured import Cost, Occupancy
-from advisor.model import Baseline, Hardware, Region, Report, Utilisation
+from advisor.model import Baseline, CheckReport, Hardware, Region, Report, Utilisation
 
 SCHEMA = 1
 """The newest document schema this module reads."""
@@ -46,6 +46,34 @@ _DERIVED: Mapping[type, tuple[str, tuple[str, ...]]] = {
 def render_json(report: Report) -> str:
     """The document as text: ASCII, two blanks of indentation, the same text for equal reports."""
     return written(to_document(report))
+
+
+def render_check(report: CheckReport) -> str:
+    """What `advisor check` found, as text of one document."""
+    return written(check_document(report))
+
+
+def check_document(report: CheckReport) -> dict[str, Any]:
+    """What `advisor check` found as plain lists and dictionaries.
+
+    Entries of `findings` and `declines` have the fields of a report's and `script`, the file that was checked; what was
+    declined stands in `declines` alone. `files` tells how far each script could be looked at.
+    """
+    findings: list[dict[str, Any]] = []
+    declines: list[dict[str, Any]] = []
+    files = []
+    for file in report.files:
+        fields = encode(type(file), file)
+        for name, every in (("findings", findings), ("declines", declines)):
+            every += [{"script": file.path, **entry} for entry in fields.pop(name)]
+        files.append(fields)
+    return {
+        "schema_version": report.schema_version,
+        "advisor": report.advisor,
+        "files": files,
+        "findings": findings,
+        "declines": declines,
+    }
 
 
 def written(document: Mapping[str, Any]) -> str:

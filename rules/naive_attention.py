@@ -1,8 +1,11 @@
 """Softmax attention is written out, so the score matrix goes through memory several times.
 
 ## What it does
-Replaces `softmax(q @ k.T * scale + causal mask) @ v` by `torch.nn.functional.scaled_dot_product_attention`. The
-pattern is recognised by what the captured operations compute on sample values; the mask by its own value in the run.
+Replaces softmax(q k^T * scale + masks) v by one call of `torch.nn.functional.scaled_dot_product_attention`, whichever
+way it is spelled: products by `@`, bmm, einsum or baddbmm, softmax by call, module or by hand, the scale on scores,
+queries or keys, any order of axes. A mask stays a mask (`attn_mask`), unless it is one lower triangle at every length
+and for every caller: then it becomes `is_causal=True`. Conditions of the source (`if mask is not None`) are said in the
+call, or what is there now stays under an `else`. What was read off is checked on sample values.
 
 ## Why it costs
 The T x T scores and probabilities of every head are written and read by each of the scale, mask, softmax, dropout and
@@ -11,9 +14,10 @@ block and keep only one number per row (Dao et al. 2022). In `samples/nano_gpt` 
 takes 192 of 533 ms, and its floor is 6 ms.
 
 ## When not to
-When the probabilities are used for anything else (returned, logged, regularised); when the mask is not causal by
-value, comes from the batch or from the caller, or is a triangle at this length only; when the scale is a tensor, or
-when a soft cap or a bias changes the scores. Each of these is declined with its reason.
+When the probabilities are used for anything else (returned, logged, regularised); when the scale is a tensor; when
+anything else stands between the products (a soft cap, mixing of heads, top-k); when softmax does not run over the
+keys; when removed scores get a finite value and a query may keep no key, which then attends to all keys equally. Each
+is declined with its reason.
 
 ## Fix safety
 NUMERICS: the same sum in another order. With dropout the draws come from another place of the random stream: the
@@ -27,14 +31,13 @@ none in evaluation; and with dropout on compares mean and spread of the outputs 
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator
 
-from advisor import codemod
-from advisor.model import Decline, Evidence, Finding, Graph, Node, Rewrite, Safety
-from advisor.patterns import NearMiss, Region, attention_regions, default_scale
+from advisor.attending import always_causal, sdpa_call
+from advisor.model import Decline, Evidence, Finding, Graph, Safety
+from advisor.patterns import Attention, NearMiss, Region, attention_regions, may_be_empty
+from advisor.patterns.callsites import package_file
 from advisor.rule import Context, Example, GraphRule, Site, step, tensor_bytes
-from advisor.source import Source
 
 MODEL = """\
 import math
@@ -70,6 +73,7 @@ class NaiveAttention(GraphRule):
     """softmax(q k^T) v -> scaled_dot_product_attention."""
 
     id = "naive-attention"
+    title = "use scaled_dot_product_attention"
     safety = Safety.NUMERICS
     worth = 0.03
     runs = (
@@ -79,7 +83,6 @@ class NaiveAttention(GraphRule):
         "aten::_scaled_dot_product_flash_attention_for_cpu",
     )
     avoids = ("aten::_scaled_dot_product_attention_math",)
-    in_library = 'ask for the fused form, such as attn_implementation="sdpa" in transformers'
     examples = (
         Example(
             before=_model(
@@ -120,23 +123,21 @@ class NaiveAttention(GraphRule):
     )
 
     def search(self, graph: Graph) -> Iterator[Region | NearMiss]:
-        return attention_regions(graph)
+        """Attention in the user's own code; library-attention looks after the packages'."""
+        for found in attention_regions(graph):
+            node = graph.nodes[found.root if isinstance(found, Region) else found.node]
+            if package_file(node) is None:
+                yield found
 
     def describe(self, ctx: Context, graph: Graph, site: Site) -> Finding | Decline:
-        region = site.regions[0]
-        facts = {(r.facts["causal"], r.facts["scale"], default_scale(r, g)) for r, g in site.pairs(ctx)}
-        if len(facts) != 1:
-            return self.decline(site.span, "calls of the same code differ in mask or scale")
-        unsure = _mask_reason(ctx, graph, site, region)
-        if unsure is not None:
-            return self.decline(site.span, unsure)
-        scale = _scale_text(site, region)
-        if scale is not None and default_scale(region, graph) and _is_default(site, region):
-            scale = ""
-        if scale is None:
-            return self.decline(site.span, "the scale is spread over several expressions")
-        floor = sum(_floor_us(ctx, g, r) for r, g in site.pairs(ctx))
-        query = graph.nodes[region.inputs["query"]]
+        calls = [(region, g) for region, g in site.pairs(ctx) if isinstance(region, Attention)]
+        if len({_form(region) for region, _ in calls}) != 1:
+            return self.decline(site.span, "calls of the same code differ in mask, scale or layout")
+        empty = _empty_rows(ctx, calls, site)
+        if empty is not None and empty[0]:
+            return self.decline(site.span, empty[1])
+        floor = sum(_floor_us(ctx, g, region) for region, g in calls)
+        region, query = calls[0][0], graph.nodes[calls[0][0].inputs["query"]]
         return self.finding(
             site.span,
             "softmax attention is written out: the score matrix is stored and re-read by every operation",
@@ -149,129 +150,52 @@ class NaiveAttention(GraphRule):
                 Evidence(what="query shape", value=str(query.shape), unit="elements", refs=(query.name,)),
                 Evidence(what="calls of this code per step", value=len(site.regions), unit="calls"),
             ),
-            bindings={name: site.span_of(region.inputs[name]) for name in ("query", "key", "value")},
-            values={
-                "causal": region.facts["causal"],
-                "transposed": region.facts["transposed"],
-                "scale": scale,
-                "dropout": _dropout_text(site, region),
-            },
-            consumed=tuple(site.alignment.source.span(s) for s in site.alignment.consumed),
+            values={} if empty is None else {"not applied": empty[1]},
+            consumed=site.consumed,
+            replacement=sdpa_call(ctx, graph, site, region) if empty is None else None,
         )
 
-    def rewrite(self, finding: Finding, source: Source) -> Rewrite | Decline:
-        query, key, value = (source.at(finding.bindings[name]) for name in ("query", "key", "value"))
-        if finding.values["transposed"] == "False":
-            key = f"{codemod.grouped(key)}.transpose(-2, -1)"
-        arguments = [query, key, value]
-        if finding.values["causal"] == "True":
-            arguments.append("is_causal=True")
-        if finding.values["scale"]:
-            arguments.append(f"scale={finding.values['scale']}")
-        if finding.values["dropout"]:
-            arguments.append(f"dropout_p={finding.values['dropout']}")
-        edits = codemod.call_instead(source, finding.span, "scaled_dot_product_attention", arguments, finding.consumed)
-        return self.edit(finding, "use scaled_dot_product_attention", edits)
+
+def _form(region: Attention) -> tuple[object, ...]:
+    """What one call must have in common with another for the same source to be right for both."""
+    masks = tuple((m.kind, m.sign, m.fill, m.order, m.rank, m.cast) for m in region.masks)
+    factors = tuple((f.divides, f.position) for f in region.factors)
+    orders = tuple(sorted(region.orders.items())), tuple(sorted(region.cut.items()))
+    return masks, factors, orders, region.batch, region.causal, bool(region.split), bool(region.dropout)
 
 
-def _floor_us(ctx: Context, graph: Graph, region: Region) -> float:
-    """Two products forward, four and one recomputed backward (Dao et al. 2022, 2.5 times the forward); causal needs
-    half."""
-    query, value = graph.nodes[region.inputs["query"]], graph.nodes[region.inputs["value"]]
-    shape = query.shape or ()
-    queries, width = shape[-2], shape[-1]
-    keys = (value.shape or ())[-2]
-    rows = 1
-    for size in shape[:-2]:
-        rows *= size
-    forward = 2 * 2.0 * rows * queries * keys * width
-    share = 0.5 if region.facts["causal"] == "True" else 1.0
-    traffic = 3 * (2 * tensor_bytes(query) + 2 * tensor_bytes(value))
-    return ctx.floor_us(3.5 * share * forward, traffic, query.dtype)
+EMPTY = (
+    "a query that keeps no key attends to all keys equally here, because the fill is finite; the fused operation would "
+    "give zero or NaN"
+)
 
 
-def _scale_text(site: Site, region: Region) -> str | None:
-    """Source of the scale argument when it is not the default; "1.0" where nothing scales, None where it is spread
-    out."""
-    if not region.constants:
-        return "1.0"
-    if len(region.constants) > 1:
-        return None
-    (_, node, position) = region.constants["factor0"]
-    bound = site.alignment.constants.get((node, position))
-    if bound is None:
-        return None
-    text = site.alignment.source.segment(bound.expression)
-    divided = isinstance(_operator_of(site, bound.expression), ast.Div)
-    return f"1.0 / {codemod.grouped(text)}" if divided else text
-
-
-def _is_default(site: Site, region: Region) -> bool:
-    """Whether the scale is written as the root of the head dimension, so that it stays the default at every size."""
-    if len(region.constants) != 1:
-        return False
-    (_, node, position) = region.constants["factor0"]
-    expression = site.alignment.constants[(node, position)].expression
-    text = "".join(site.alignment.source.segment(expression).split())
-    names = {n.id for n in ast.walk(expression) if isinstance(n, ast.Name)}
-    operands = {site.text(region.inputs[name]) for name in ("query", "key")}
-    return ("size(-1)" in text or "shape[-1]" in text) and names <= operands | {"math", "np", "numpy", "torch"}
-
-
-def _mask_reason(ctx: Context, graph: Graph, site: Site, region: Region) -> str | None:
-    """Why the mask of this code may be another one elsewhere, or None."""
-    if "mask" not in region.inputs:
-        return None
-    source = site.alignment.source
-    bound = site.alignment.values[region.inputs["mask"]]
-    if source.reads_parameter(bound.expression, bound.statement):
-        return "the mask is an argument of the function: another caller may pass another"
-    if "diagonal" in region.facts and not _literal_diagonal(ctx, graph.nodes[int(region.facts["diagonal"])]):
-        return "the diagonal of the mask is computed: that it is causal at this length does not prove it always is"
+def _empty_rows(ctx: Context, calls: list[tuple[Attention, Graph]], site: Site) -> tuple[bool, str] | None:
+    """(seen, reason) where a finite fill meets a mask under which some query may keep no key."""
+    for region, graph in calls:
+        removing = [mask for mask in region.masks if mask.fill is not None]
+        for k, mask in enumerate(region.masks):
+            if (
+                mask.fill is None
+                or mask.fill == float("-inf")
+                or (always_causal(ctx, graph, mask) and len(removing) == 1)
+            ):
+                continue
+            if f"{mask.kind}_empty" in graph.nodes[mask.node].facts:
+                return True, EMPTY
+            bound = site.alignment.values[region.inputs[f"mask{k}"]] if region is site.regions[0] else None
+            given = bound is not None and site.alignment.source.reads_parameter(bound.expression, bound.statement)
+            if given or len(removing) > 1 or may_be_empty(graph, mask.node, mask.kind):
+                return False, f'{EMPTY}: fill with float("-inf") where that cannot happen, and run again'
     return None
 
 
-def _literal_diagonal(ctx: Context, node: Node) -> bool:
-    if node.span is None or node.span.end_column is None:
-        return False
-    for expression in ctx.read(node.span.path).expressions_at(node.span.line, node.span.column):
-        if isinstance(expression, ast.Call) and "tri" in ast.unparse(expression.func):
-            given = [k.value for k in expression.keywords if k.arg == "diagonal"] or expression.args[-1:]
-            return all(isinstance(value, ast.Constant) for value in given)
-    return False
-
-
-def _operator_of(site: Site, expression: ast.expr) -> ast.operator | None:
-    parent = site.alignment.source.parents.get(expression)
-    if isinstance(parent, (ast.BinOp, ast.AugAssign)):
-        return parent.op
-    called = isinstance(parent, ast.Call) and isinstance(parent.func, ast.Attribute) and "div" in parent.func.attr
-    return ast.Div() if called else None
-
-
-def _dropout_text(site: Site, region: Region) -> str:
-    """The probability to drop, gated by training as the user's own call is; empty where there is no dropout."""
-    if "dropout" not in region.facts:
-        return ""
-    node = int(region.facts["dropout"])
-    source = site.alignment.source
-    callee = site.alignment.calls[node]
-    name = source.segment(callee)
-    if (source.qualified(callee) or "").startswith("torch."):
-        return _functional_dropout(site, node)
-    return f"{name}.p if {name}.training else 0.0"
-
-
-def _functional_dropout(site: Site, node: int) -> str:
-    """F.dropout(x, p, training): its own expressions, with torch's defaults p=0.5 and training=True."""
-    source = site.alignment.source
-
-    def text(position: int, keyword: str) -> str | None:
-        bound = site.alignment.constants.get((node, keyword)) or site.alignment.constants.get((node, position))
-        return source.segment(bound.expression) if bound is not None else None
-
-    probability = text(1, "p") or "0.5"
-    training = text(2, "training") or text(2, "train")  # the second is torch.dropout's word
-    if training in (None, "True"):
-        return probability
-    return f"{codemod.grouped(probability)} if {codemod.grouped(training)} else 0.0"
+def _floor_us(ctx: Context, graph: Graph, region: Attention) -> float:
+    """Two products forward, four and one recomputed backward (Dao et al. 2022, 2.5 times the forward); causal needs
+    half."""
+    sizes = region.sizes
+    query, value = graph.nodes[region.inputs["query"]], graph.nodes[region.inputs["value"]]
+    forward = 2.0 * sizes.rows * sizes.queries * sizes.keys * (sizes.width + sizes.value_width)
+    share = 0.5 if region.causal else 1.0
+    traffic = 3 * (2 * tensor_bytes(query) + 2 * tensor_bytes(value))
+    return ctx.floor_us(3.5 * share * forward, traffic, query.dtype)

@@ -1,9 +1,9 @@
-"""The tanh approximation of GELU is written out, so eight operations pass over the widest activation of the model.
+"""GELU is written out, so five to eight operations pass over the widest activation of the model.
 
 ## What it does
-Replaces any spelling of `0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))` by `F.gelu(x, approximate="tanh")`. The
-pattern is recognised by evaluating the captured operations on sample values: constants folded or not, a cube written
-as a power or as products, factors in any order.
+Replaces any spelling of `0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))` by `F.gelu(x, approximate="tanh")` and of
+`0.5 x (1 + erf(x / sqrt(2)))` by `F.gelu(x)`. The pattern is recognised by evaluating the captured operations on sample
+values: constants folded or built in every call, a cube written as a power or as products, factors in any order.
 
 ## Why it costs
 The feed-forward activation is four times as wide as the model. Each operation of the chain reads and writes it, forward
@@ -11,6 +11,8 @@ and backward, and keeps its input; the fused kernel reads it once and keeps noth
 
 ## When not to
 Inside a compiled region, where the compiler has fused the chain already, or when an intermediate is used elsewhere.
+`x * sigmoid(1.702 x)` (quick GELU) is another function that no fused operation computes. `x * sigmoid(x)` is SiLU, of
+which unfused-gated-mlp takes care.
 
 ## Fix safety
 NUMERICS: the same function. Constants rounded to fewer than six digits are another function and do not match.
@@ -25,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from advisor.model import Decline, Finding, Graph, Safety
-from advisor.patterns import NearMiss, Region, gelu_tanh, unary_regions
+from advisor.patterns import NearMiss, Region, gelu_regions, same_code
 from advisor.rule import Context, Example, GraphRule, Site, step
 
 MODEL = """\
@@ -53,13 +55,13 @@ def _model(*lines: str) -> str:
 
 
 class UnfusedGelu(GraphRule):
-    """tanh GELU chain -> F.gelu(approximate="tanh")."""
+    """Hand-written GELU -> F.gelu."""
 
     id = "unfused-gelu"
     safety = Safety.NUMERICS
     worth = 0.02
     runs = ("aten::gelu",)
-    title = 'use F.gelu(approximate="tanh")'
+    title = "use F.gelu"
     examples = (
         Example(
             before=_model(
@@ -82,6 +84,18 @@ class UnfusedGelu(GraphRule):
             saves=(0, 2_000),
         ),
         Example(
+            before=_model("return x * 0.5 * (1.0 + torch.erf(x / math.sqrt(2.0)))"),
+            after=_model("return F.gelu(x)"),
+            profile=step(10_000, nodes=0.2),
+            saves=(0, 2_000),
+        ),
+        Example(
+            before=_model("return x * torch.sigmoid(1.702 * x)"),
+            after=None,
+            profile=step(10_000, nodes=0.2),
+            because="quick GELU: no fused operation computes x sigmoid(1.702 x), and F.gelu is another function",
+        ),
+        Example(
             before=_model("t = torch.tanh(0.7978845608 * (x + 0.044715 * x**3))", "return 0.5 * x * (1 + t) + t"),
             after=None,
             profile=step(10_000, nodes=0.2),
@@ -90,13 +104,18 @@ class UnfusedGelu(GraphRule):
     )
 
     def search(self, graph: Graph) -> Iterator[Region | NearMiss]:
-        return unary_regions(graph, "tanh", gelu_tanh)
+        return gelu_regions(graph)
 
     def describe(self, ctx: Context, graph: Graph, site: Site) -> Finding | Decline:
+        if "compiled" in ctx.profile.missing:
+            return self.decline(site.span, "inside a compiled region: the compiler fuses it already")
+        forms = {region.facts["alternative"] for region in site.regions}
+        if len(forms) != 1 or not same_code(site.pairs(ctx)):
+            return self.decline(site.span, "calls of the same code compute different functions")
         return self.memory_bound(
             ctx,
             site,
-            "GELU is written out: eight operations read and write the feed-forward activation",
+            f"GELU is written out: {len(site.regions[0].inner)} operations pass over the feed-forward activation",
             "time of the written-out GELU per step",
-            replacement=site.replacement('F.gelu({x}, approximate="tanh")'),
+            replacement=site.replacement('F.gelu({x}, approximate="tanh")' if forms == {"tanh"} else "F.gelu({x})"),
         )

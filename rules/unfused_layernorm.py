@@ -1,9 +1,9 @@
 """LayerNorm is written out operation by operation, so every operation reads and writes the whole activation.
 
 ## What it does
-Replaces a hand-written LayerNorm over the last axis by `torch.nn.functional.layer_norm`. The pattern is recognised by
-evaluating the captured operations on sample values, including rows whose variance is as small as eps, so that a
-look-alike (variance over N-1, eps outside the root) is told from the real one.
+Replaces a hand-written LayerNorm over the last axis or axes by `torch.nn.functional.layer_norm`. The pattern is
+recognised by evaluating the captured operations on sample values, including rows whose variance is as small as eps, so
+that a look-alike (variance over N-1, eps outside the root) is told from the real one.
 
 ## Why it costs
 Mean, difference, square, mean, root, quotient, product and sum are one kernel each, and each keeps its input for the
@@ -11,11 +11,13 @@ backward pass. The fused kernel reads the activation once and keeps one mean and
 the definition). The operations are memory-bound: the time is the traffic.
 
 ## When not to
-When it is not the same function: an unbiased variance or eps added to the standard deviation is declined. Inside a
-compiled region the compiler has fused it already.
+When it is not the same function: an unbiased variance or eps added to the standard deviation is declined, and so is a
+norm over channels that are not the last axis, for which there is no fused operation in that layout. Inside a compiled
+region the compiler has fused it already.
 
 ## Fix safety
-NUMERICS: the same statistics in another rounding order.
+NUMERICS: the same statistics in another rounding order. A variance written as E[x^2] - E[x]^2 loses digits where the
+mean is large against the spread; the fused operation does not.
 
 ## References
 - Ba, Kiros, Hinton, Layer Normalization, 2016
@@ -27,7 +29,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from advisor.model import Decline, Finding, Graph, Safety
-from advisor.patterns import NearMiss, Region, layer_norm_regions
+from advisor.patterns import NearMiss, Region, layer_norm_regions, same_code, shape_text
 from advisor.rule import Context, Example, GraphRule, Site, step
 
 MODEL = """\
@@ -105,13 +107,22 @@ class UnfusedLayerNorm(GraphRule):
 
     def describe(self, ctx: Context, graph: Graph, site: Site) -> Finding | Decline:
         region = site.regions[0]
+        if "compiled" in ctx.profile.missing:
+            return self.decline(site.span, "inside a compiled region: the compiler fuses it already")
         eps, node, position = region.constants["eps"]
-        if {(sorted(r.inputs), r.constants["eps"][0]) == (sorted(region.inputs), eps) for r in site.regions} != {True}:
+        mine = (sorted(region.inputs), eps, region.facts["axes"])
+        if any((sorted(r.inputs), r.constants["eps"][0], r.facts["axes"]) != mine for r in site.regions):
             return self.decline(site.span, "calls of the same code differ in eps, weight or bias")
+        if not same_code(site.pairs(ctx)):
+            return self.decline(site.span, "calls of the same code compute different functions")
         bound = site.alignment.constants.get((node, position))
         eps_text = site.alignment.source.segment(bound.expression) if bound is not None else repr(eps)
-        vector = next((name for name in ("weight", "bias") if name in region.inputs), None)
-        shape = f"{{{vector}}}.shape" if vector else "{x}.shape[-1:]"
+        axes = region.facts["axes"].count(",") + 1
+        vector = next((site.text(region.inputs[name]) for name in ("weight", "bias") if name in region.inputs), None)
+        shape = shape_text(site.text(region.inputs["x"]), vector, axes)
+        if shape is None:
+            return self.decline(site.span, "what is normalised has no name that its shape could be read from")
+        sizes = (graph.nodes[region.inputs["x"]].shape or ())[-axes:]
         weight, bias = (f"{{{name}}}" if name in region.inputs else "None" for name in ("weight", "bias"))
         return self.memory_bound(
             ctx,
@@ -119,6 +130,7 @@ class UnfusedLayerNorm(GraphRule):
             "LayerNorm is written out: every operation reads and writes the whole activation",
             "time of the written-out norm per step",
             replacement=site.replacement(
-                f"F.layer_norm({{x}}, {shape}, {weight}, {bias}, {{eps}})", {"eps": (eps_text, eps)}
+                f"F.layer_norm({{x}}, {{shape}}, {weight}, {bias}, {{eps}})",
+                {"eps": (eps_text, eps), "shape": (shape, sizes)},
             ),
         )

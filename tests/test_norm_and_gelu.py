@@ -1,4 +1,4 @@
-"""unfused-layernorm and unfused-gelu on the ways people write them, and on look-alikes."""
+"""unfused-layernorm, unfused-rmsnorm and unfused-gelu on the ways people write them, and on look-alikes."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ def helper(x, eps):
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
+        self.one = nn.Parameter(torch.rand(1))
         self.g = nn.Parameter(torch.rand(16))
         self.b = nn.Parameter(torch.rand(16))
         self.eps = 1e-5
@@ -66,8 +67,75 @@ NORMS = {
     "return self.drop((x - m) / torch.sqrt(v + 1e-5) * self.g + self.b)",
     "a clamp after it": "m = x.mean(-1, keepdim=True)\nv = x.var(-1, keepdim=True, unbiased=False)\n"
     "return ((x - m) / torch.sqrt(v + 1e-5)).clamp(-1, 1) * self.g",
+    "a cast after it": "m = x.mean(-1, keepdim=True)\nv = x.var(-1, keepdim=True, unbiased=False)\n"
+    "return ((x - m) / torch.sqrt(v + 1e-5)).to(torch.float64).float()",
     "correction": "m = x.mean(-1, keepdim=True)\n"
     "v = torch.var(x, dim=-1, correction=0, keepdim=True)\nreturn (x - m) * (v + 1e-5).rsqrt()",
+}
+NORMS |= {
+    "mean of squares": "m = x.mean(-1, keepdim=True)\nv = (x * x).mean(-1, keepdim=True) - m * m\n"
+    "return (x - m) / torch.sqrt(v + self.eps) * self.g + self.b",
+    "var_mean": "v, m = torch.var_mean(x, dim=-1, keepdim=True, correction=0)\nreturn (x - m) * torch.rsqrt(v + 1e-5)",
+    "two axes": "m = x.mean((-2, -1), keepdim=True)\nv = x.var((-2, -1), keepdim=True, unbiased=False)\n"
+    "return (x - m) / torch.sqrt(v + 1e-5)",
+    "positive axes": "m = x.mean(2, keepdim=True)\nv = x.var(2, keepdim=True, unbiased=False)\n"
+    "return self.b + self.g * ((x - m) / torch.sqrt(v + 1e-12))",
+    "a bias of one element": "m = x.mean(-1, keepdim=True)\nv = x.var(-1, keepdim=True, unbiased=False)\n"
+    "return ((x - m) / torch.sqrt(v + 1e-5)) + self.one",
+}
+RMS = {
+    "rsqrt": "return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps) * self.g",
+    "root and quotient": "return self.g * (x / torch.sqrt((x * x).mean(dim=-1, keepdim=True) + 1e-6))",
+    "square": "return x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt()",
+    "torch functions": "return torch.mul(x, torch.rsqrt(torch.mean(torch.square(x), dim=-1, keepdim=True) + 1e-6))",
+    "length": "return x / torch.sqrt(x.norm(2, dim=-1, keepdim=True) ** 2 / 16 + 1e-6) * self.g",
+    "linalg": "n = torch.linalg.vector_norm(x, dim=-1, keepdim=True)\n"
+    "return x * torch.rsqrt(n * n / 16 + 1e-6) * self.g",
+    "sum": "return x / ((x**2).sum(-1, keepdim=True) / x.shape[-1] + 1e-6) ** 0.5 * self.g",
+    "llama": "h = x.float()\nh = h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + self.eps)\n"
+    "return self.g * h.to(x.dtype)",
+    "gemma": "h = x.float()\nh = h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + self.eps)\n"
+    "h = h * (1.0 + self.g.float())\nreturn h.type_as(x)",
+    "two statements": "r = x.pow(2).mean(dim=-1, keepdim=True)\nx = x * torch.rsqrt(r + 1e-6)\n"
+    "return x * self.g + self.b",
+    "a weight that is an expression": "return (1 + self.g) * (x * torch.rsqrt(x.pow(2).mean(-1, True) + 1e-6))",
+    "three dimensions of two": "return x * torch.rsqrt(x.pow(2).mean((1, 2), keepdim=True) + 1e-6)",
+}
+NOT_RMS = {
+    "eps outside": ("return x / (x.pow(2).mean(-1, keepdim=True).sqrt() + 1e-6) * self.g", "adds eps to the root mean"),
+    "length and eps": (
+        "return x / (x.norm(2, -1, keepdim=True) * 16**-0.5 + 1e-6) * self.g",
+        "adds eps to the root mean",
+    ),
+    "normalize": ("return F.normalize(x, dim=-1) * 4.0 * self.g", "bounds the length from below"),
+    "clamped": ("return x / x.norm(dim=-1, keepdim=True).clamp(min=1e-8) * 4.0 * self.g", "bounds the length"),
+    "no eps": ("return x / x.norm(dim=-1, keepdim=True) * 4.0 * self.g", "it has no eps"),
+    "another axis": (
+        "return x * torch.rsqrt(x.pow(2).mean(1, keepdim=True) + 1e-6)",
+        "it normalises dim 1 of 3, not the last axis",
+    ),
+    "root read again": (
+        "r = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)\nreturn x * r * self.g + r",
+        "the intermediate `r.*` is used elsewhere",
+    ),
+    "writes into its input": (
+        "h = x * 1\ny = h.float()\ny *= torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6)\nreturn y + h",
+        "in place",
+    ),
+    "half precision on the way": (
+        "h = x.bfloat16().float()\nreturn h * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)",
+        "rounds to bfloat16",
+    ),
+}
+QUIET_RMS = {
+    "layer norm": NORMS["population var"],
+    "centred": NORMS["centred once"],
+    "unit length": "return F.normalize(x, dim=-1)",
+    "mean only": "return x - x.mean(-1, keepdim=True)",
+    "sum for mean": "return x * torch.rsqrt(x.pow(2).sum(-1, keepdim=True) + 1e-6)",
+    "cube": "return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) ** 3 + 1e-6)",
+    "softmax": "return x.exp() / x.exp().sum(-1, keepdim=True)",
+    "squared loss": "return x * (x**2).mean(-1, keepdim=True)",
 }
 NOT_NORMS = {
     "unbiased": (
@@ -80,7 +148,7 @@ NOT_NORMS = {
     ),
     "input changed in place": (
         "y = x * 1\nz = y * 2\ny -= y.mean(-1, keepdim=True)\n"
-        "return y / torch.sqrt((y * y).mean(-1, keepdim=True) + 1e-5) + 0 * z",
+        "return y / torch.sqrt((y * y).mean(-1, keepdim=True) + 1e-5) + z",
         "in place",
     ),
     "mean reused": (
@@ -88,17 +156,19 @@ NOT_NORMS = {
         "return (x - m) / torch.sqrt(v + 1e-5) + m",
         "used elsewhere",
     ),
-    "a cast at the end": (
-        "m = x.mean(-1, keepdim=True)\nv = x.var(-1, keepdim=True, unbiased=False)\n"
-        "return ((x - m) / torch.sqrt(v + 1e-5)).to(torch.float64)",
+    "another axis": (
+        "m = x.mean(1, keepdim=True)\nreturn (x - m) / torch.sqrt(((x - m) ** 2).mean(1, keepdim=True) + 1e-5)",
+        "it normalises dim 1 of 3, not the last axis",
+    ),
+    "every operation in double": (
+        "m = x.double().mean(-1, keepdim=True)\nv = x.double().var(-1, keepdim=True, unbiased=False)\n"
+        "return (x - m) / torch.sqrt(v + 1e-5)",
         "dtypes differ",
     ),
     "in a helper": ("return helper(x, 1e-5) * 2 + helper(x * 2, 1e-3)", "differ in eps"),
 }
 QUIET = {
     "rms norm": "return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5) * self.g",
-    "mean over another axis": "m = x.mean(1, keepdim=True)\n"
-    "return (x - m) / torch.sqrt(((x - m) ** 2).mean(1, keepdim=True) + 1e-5)",
     "dropout inside": "m = x.mean(-1, keepdim=True)\nv = x.var(-1, keepdim=True, unbiased=False)\n"
     "return self.drop(x - m) / torch.sqrt(v + 1e-5)",
     "mean only": "return x - x.mean(-1, keepdim=True)",
@@ -108,6 +178,12 @@ GELUS = {
     "products": "return x * 0.5 * (1.0 + torch.tanh(0.7978845608028654 * x * (1.0 + 0.044715 * x * x)))",
     "statements": "c = x * x * x\ni = x + 0.044715 * c\nt = torch.tanh(i * 0.7978845608028654)\n"
     "return x * (0.5 * (1 + t))",
+    "erf": "return 0.5 * x * (1.0 + torch.erf(x / math.sqrt(2.0)))",
+    "erf, half last": "return x * 0.5 * (1.0 + torch.erf(x * 0.7071067811865475))",
+    "bert": "cdf = 0.5 * (1.0 + torch.erf(x / math.sqrt(2.0)))\nreturn x * cdf",
+    "erfc": "return 0.5 * x * torch.erfc(-x / math.sqrt(2.0))",
+    "constant built in every call": "c = torch.sqrt(torch.tensor(2.0 / torch.pi))\n"
+    "return 0.5 * x * (1 + torch.tanh(c * (x + 0.044715 * torch.pow(x, 3))))",
     "halves": "return x / 2 * (torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x.pow(3))) + 1)",
 }
 NOT_GELUS = {
@@ -117,8 +193,21 @@ NOT_GELUS = {
     "dropout in the gate": "t = torch.tanh(0.7978845608 * (x + 0.044715 * x**3))\nreturn 0.5 * x * self.drop(1 + t)",
     "clamped": "return (0.5 * x).clamp(-5, 5) * (1 + torch.tanh(0.7978845608028654 * (x + 0.044715 * x**3)))",
     "five digits": "return 0.5 * x * (1 + torch.tanh(0.79788 * (x + 0.044715 * x**3)))",
+    "quick gelu with another factor": "return x * torch.sigmoid(1.7 * x)",
+    "swish": "return x * torch.sigmoid(x)",
+    "coarse erf": "return 0.5 * x * (1 + torch.erf(x / 1.41))",
     "lstm gate": "return torch.sigmoid(x) * torch.tanh(x)",
 }
+
+
+RIGHT = {
+    "unfused-layernorm": (NORMS, "layer_norm"),
+    "unfused-rmsnorm": (RMS, "rms_norm"),
+    "unfused-gelu": (GELUS, "gelu"),
+}
+
+
+SILENT = {"unfused-layernorm": QUIET, "unfused-rmsnorm": QUIET_RMS, "unfused-gelu": NOT_GELUS}
 
 
 def results(rule: str, body: str, folder: Path) -> tuple[list[Finding | Decline], str, str]:
@@ -135,23 +224,26 @@ def results(rule: str, body: str, folder: Path) -> tuple[list[Finding | Decline]
 
 @pytest.mark.parametrize(
     ("rule", "name"),
-    [("unfused-layernorm", n) for n in NORMS] + [("unfused-gelu", n) for n in GELUS],
+    [(rule, name) for rule, (bodies, _) in RIGHT.items() for name in bodies],
 )
 def test_rewritten_and_the_same_function(rule: str, name: str, tmp_path: Path) -> None:
-    body = (NORMS if rule == "unfused-layernorm" else GELUS)[name]
+    body = RIGHT[rule][0][name]
     found, before, after = results(rule, body, tmp_path)
     assert [type(f) for f in found] == [Finding], found
     forward = after.split("def forward")[1]
-    assert ("layer_norm(" if rule == "unfused-layernorm" else "gelu(") in forward
-    assert "mean" not in forward and "tanh(" not in forward
+    assert f"{RIGHT[rule][1]}(" in forward
+    assert not re.search(r"mean|tanh\(|erfc?\(|rsqrt", forward)
     assert ("self.drop(" in forward) == ("dropout" in name)
     testing.check_same_function(before, after, RULES[rule].tolerance, name)
 
 
-@pytest.mark.parametrize("name", NOT_NORMS)
-def test_look_alike_is_declined_with_the_difference(name: str, tmp_path: Path) -> None:
-    body, reason = NOT_NORMS[name]
-    found, _, _ = results("unfused-layernorm", body, tmp_path)
+@pytest.mark.parametrize(
+    ("rule", "name"),
+    [("unfused-layernorm", n) for n in NOT_NORMS] + [("unfused-rmsnorm", n) for n in NOT_RMS],
+)
+def test_look_alike_is_declined_with_the_difference(rule: str, name: str, tmp_path: Path) -> None:
+    body, reason = (NOT_NORMS if rule == "unfused-layernorm" else NOT_RMS)[name]
+    found, _, _ = results(rule, body, tmp_path)
     assert found
     assert all(isinstance(f, Decline) for f in found)
     assert re.search(reason, " ".join(f.reason for f in found if isinstance(f, Decline))), found
@@ -159,11 +251,10 @@ def test_look_alike_is_declined_with_the_difference(name: str, tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("rule", "name"),
-    [("unfused-layernorm", n) for n in QUIET] + [("unfused-gelu", n) for n in NOT_GELUS],
+    [(rule, name) for rule, bodies in SILENT.items() for name in bodies],
 )
 def test_something_else_is_no_finding(rule: str, name: str, tmp_path: Path) -> None:
-    body = (QUIET if rule == "unfused-layernorm" else NOT_GELUS)[name]
-    assert results(rule, body, tmp_path)[0] == []
+    assert results(rule, SILENT[rule][name], tmp_path)[0] == []
 
 
 @pytest.mark.parametrize(
@@ -179,3 +270,41 @@ def test_one_line_in_two_graphs_is_one_finding(rule: str, body: str, tmp_path: P
     (found,) = RULES[rule].match(ctx)
     assert isinstance(found, Finding)
     assert next(e.value for e in found.evidence if e.what.startswith("calls")) == 2
+
+
+HALF = {
+    "llama": "h = x.float()\nh = h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + self.eps)\n"
+    "return self.g * h.to(x.dtype)",
+    "gemma": "h = x.float()\nh = h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + self.eps)\n"
+    "return (h * (1.0 + self.g.float())).type_as(x)",
+}
+
+
+def in_half_precision(text: str, weights: bool) -> str:
+    """The module on bfloat16 inputs, its parameters in bfloat16 too or left in float32."""
+    text = text.replace("torch.randn(4, 6, 16, req", "torch.randn(4, 6, 16, dtype=torch.bfloat16, req")
+    return text.replace("torch.rand(16)", "torch.rand(16, dtype=torch.bfloat16)") if weights else text
+
+
+@pytest.mark.parametrize("weights", [True, False], ids=["weights in bfloat16", "weights in float32"])
+@pytest.mark.parametrize("name", HALF)
+def test_in_half_precision_the_result_keeps_its_dtype(name: str, weights: bool, tmp_path: Path) -> None:
+    import torch
+
+    text = in_half_precision(HEAD.replace("{body}", textwrap.indent(HALF[name], " " * 8)), weights)
+    ctx, source = testing.context_of(RULES["unfused-rmsnorm"], text, step(10_000, nodes=0.5), tmp_path)
+    (found,) = RULES["unfused-rmsnorm"].match(ctx)
+    assert isinstance(found, Finding), found
+    rewrite = RULES["unfused-rmsnorm"].rewrite(found, source)
+    assert isinstance(rewrite, Rewrite)
+    after = build([rewrite], lambda _: source).sources["example.py"]
+    assert "rsqrt" not in after.split("def forward")[1]
+    results = []
+    for number, code in enumerate((text, after)):
+        (tmp_path / f"module{number}.py").write_text(code, encoding="utf-8")
+        module = testing.load_module(tmp_path / f"module{number}.py")
+        torch.manual_seed(0)
+        results.append(module.Model()(*module.get_inputs()))
+    assert results[0].dtype == results[1].dtype
+    assert results[0].dtype is (torch.float32 if name == "llama" and not weights else torch.bfloat16)
+    torch.testing.assert_close(results[0], results[1])

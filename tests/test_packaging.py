@@ -29,14 +29,21 @@ TORCH_IN_CHILD = {
     "advisor.capture.calibrate",
     "advisor.capture.child",
     "advisor.capture.counted",
+    "advisor.capture.eager",
     "advisor.capture.hooks",
     "advisor.capture.probe",
     "advisor.capture.replay",
     "advisor.verify.arm",
+    "advisor.verify.arms",
+    "advisor.verify.closeness",
     "advisor.verify.draws",
     "advisor.verify.interventions",
+    "advisor.verify.proving",
+    "advisor.verify.recompute",
     "advisor.verify.recording",
+    "advisor.verify.regiondraws",
     "advisor.verify.resident",
+    "advisor.verify.rounding",
 }
 # Modules that may import torch inside a function, when they are asked to execute a module.
 TORCH_ON_DEMAND = {"advisor.testing"}
@@ -45,6 +52,7 @@ STAGES = {"capture", "ingest", "correlate", "analyze", "match", "plan", "patch",
 # Modules that see several stages: they put a run, its report or an example together.
 COMPOSERS = {
     "advisor.besides",
+    "advisor.checking",
     "advisor.doctor",
     "advisor.fileprofile",
     "advisor.job",
@@ -54,9 +62,11 @@ COMPOSERS = {
     "advisor.summary",
     "advisor.survey",
     "advisor.testing",
+    "advisor.why",
 }
 # `advisor.source` holds the type that a rule's `rewrite` is handed.
-RULES_MAY_IMPORT = ("advisor.model", "advisor.rule", "advisor.patterns", "advisor.codemod", "advisor.source")
+_NOUNS = "model rule patterns codemod source glance attending libraries"
+RULES_MAY_IMPORT = tuple(f"advisor.{name}" for name in _NOUNS.split())
 REPORTS_MAY_IMPORT = ("advisor.model", "advisor.measured", "advisor.reports")
 
 

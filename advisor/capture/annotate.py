@@ -14,8 +14,9 @@ import operator
 import re
 import types
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch._dynamo
@@ -28,67 +29,214 @@ MASK_LIMIT = 1 << 28  # elements; a larger value is not inspected
 FRAME = re.compile(r'^  File "(?P<path>.*)", line (?P<line>\d+), in (?P<function>.*)$')
 
 
-class Annotation:
-    """Runs the roots under the annotating backend: one step to capture, one to warm up, one under the profiler."""
+class Loop(Protocol):
+    """Records what the user's code calls outside of the roots; `capture.eager.EagerRecorder` does."""
 
-    def __init__(self, roots: list[Any], out: Path, root: str) -> None:
-        self._roots = roots
+    index: int
+    missing: dict[str, str]
+
+    def begin(self, *, describe: bool = False, label: bool = False, facts: bool = True) -> None: ...
+    def end(self, *, cut: bool = False) -> None: ...
+    def paused(self) -> AbstractContextManager[None]: ...
+    def name_modules(self, root: Any) -> None: ...
+    def document(self) -> dict[str, Any] | None: ...
+
+
+class _Root:
+    """An outermost module during annotation.
+
+    `calls` counts its calls, `captured` those in which a graph ran, `skipped` the functions inside it that Dynamo left
+    to Python as a whole; `graphs` are those captured in it.
+    """
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
+        self.previous = module._compiled_call_impl
+        self.calls = 0
+        self.captured = 0
+        self.skipped = 0
+        self.graphs: list[_Recorder] = []
+
+
+class Annotation:
+    """Runs the roots under the annotating backend: one step to capture, one to warm up, one under the profiler.
+
+    With `steps=2` nothing is warmed up. A `loop` records what runs outside of the roots, and the roots of which Dynamo
+    left whole functions to Python in the first step, whose calls no graph holds; `dynamo=False` leaves every root to
+    it. Roots that Dynamo only cuts into pieces keep its graphs.
+    """
+
+    def __init__(
+        self, roots: list[Any], out: Path, root: str, *, loop: Loop | None = None, steps: int = 3, dynamo: bool = True
+    ) -> None:
+        self._modules = roots
         self._root = root  # of the project: recorded places are relative to it
         self._out = out
+        self._loop = loop
+        self._steps = steps
+        self._dynamo = dynamo
         self._graphs: list[_Recorder] = []
         self._state: set[int] = set()
         self._done = 0
+        self._taken = 0  # graph numbers
+        self._executed = 0
         self._profiler: Any = None
-        self._restore: list[tuple[Any, Any]] = []
+        self._roots: list[_Root] = []
+        self._leave: list[Callable[[], None]] = []
         self.missing: dict[str, str] = {}
 
     def begin(self) -> None:
         """Route the next calls of the roots through Dynamo and the annotating backend."""
         torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()
-        for root in self._roots:
-            self._state |= {id(tensor) for tensor in (*root.parameters(), *root.buffers())}
-        for root in self._roots:
-            if isinstance(root, torch._dynamo.eval_frame.OptimizedModule):
-                root = root._orig_mod  # annotate what the script compiled
-                self.missing["compiled"] = "the script compiles this module; its eager graph was annotated instead"
-            inner = getattr(root, "module", root) if type(root).__name__ == "DistributedDataParallel" else root
-            previous = inner._compiled_call_impl
-            inner._compiled_call_impl = torch.compile(_through(inner), backend=self._backend, dynamic=False)
-            self._restore.append((inner, previous))
+        for module in self._modules:
+            self._state |= {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
+        for module in self._modules:
+            self._route(module)
+        if self._loop is not None:
+            self._quiet_dynamo()
+            self._loop.begin(describe=True)
+
+    def _route(self, module: Any) -> None:
+        if isinstance(module, torch._dynamo.eval_frame.OptimizedModule):
+            module = module._orig_mod  # annotate what the script compiled
+            self.missing["compiled"] = "the script compiles this module; its eager graph was annotated instead"
+        inner = getattr(module, "module", module) if type(module).__name__ == "DistributedDataParallel" else module
+        root = _Root(inner)
+        self._roots.append(root)
+        if not self._dynamo:
+            self._leave_to_loop(root, "Dynamo was not asked to")
+            return
+        compiled = torch.compile(_through(inner), backend=self._backend, dynamic=False)
+        inner._compiled_call_impl = compiled if self._loop is None else self._counted(root, compiled)
+
+    def _counted(self, root: _Root, compiled: Callable[..., Any]) -> Callable[..., Any]:
+        """The compiled call outside of the loop's recorder, which learns whether anything was captured in it."""
+        loop = self._loop
+        assert loop is not None
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():  # inside another root: Dynamo traces through
+                return root.module._call_impl(*args, **kwargs)
+            executed, skipped, graphs = self._executed, _skipped_frames(), len(self._graphs)
+            with loop.paused(), torch.compiler.set_stance("default"):
+                value = compiled(*args, **kwargs)
+            root.calls += 1
+            root.captured += self._executed > executed
+            root.skipped += _skipped_frames() - skipped
+            root.graphs += self._graphs[graphs:]
+            return value
+
+        return call
+
+    def _quiet_dynamo(self) -> None:
+        """Compiled functions of the script's own run eagerly, so that the loop's recorder sees what they call.
+
+        An error while Dynamo captures leaves that frame uncaptured instead of ending the script.
+        """
+        stance = torch.compiler.set_stance("force_eager")
+        config = torch._dynamo.config
+        before = config.suppress_errors
+
+        def leave() -> None:
+            config.suppress_errors = before
+            stance.__exit__(None, None, None)
+
+        config.suppress_errors = True
+        self._leave.append(leave)
+
+    def _leave_to_loop(self, root: _Root, reason: str) -> None:
+        """Record a root call by call: the module runs as it is, and the loop's recorder names the modules inside."""
+        root.module._compiled_call_impl = None
+        if self._loop is not None:
+            self._loop.name_modules(root.module)
+            self.missing["dynamo"] = f"{type(root.module).__qualname__} was recorded by eager calls: {reason}"
 
     def _backend(self, module: fx.GraphModule, _examples: list[Any]) -> Callable[..., Any]:
-        recorder = _Recorder(module, len(self._graphs), self._state)
+        recorder = _Recorder(module, self._number(), self._state)
         recorder.document["span"] = caller_span()
         self._graphs.append(recorder)
-        return recorder.execute
+
+        def execute(*args: Any) -> Any:
+            self._executed += 1
+            return recorder.execute(*args)
+
+        return execute
+
+    def _number(self) -> int:
+        self._taken += 1
+        return self._taken - 1
 
     def advance(self) -> bool:
         """A step has ended; True once the profiled one is written."""
         self._done += 1
-        if self._done == 2:
+        if self._done == self._steps:
+            clock.synchronize()
+            self._profiler.stop()
+            self._profiler.export_chrome_trace(str(self._out / "annotated.json.gz"))
+            self._profiler = None
+            self.leave()
+            return True
+        last = self._done == self._steps - 1
+        self._next_of_loop(last)
+        if last:
             self._profiler = torch.profiler.profile(record_shapes=True, activities=_activities())
             self._profiler.start()
-        if self._done < 3:
-            return False
-        clock.synchronize()
-        self._profiler.stop()
-        self._profiler.export_chrome_trace(str(self._out / "annotated.json.gz"))
-        for inner, previous in self._restore:
-            inner._compiled_call_impl = previous
-        return True
+        return False
+
+    def _next_of_loop(self, last: bool) -> None:
+        """What the loop's recorder does in the coming step: a root that turns out uncaptured is described anew."""
+        if self._loop is None:
+            return
+        self._loop.end()
+        again = False
+        if self._done == 1:
+            self._loop.index = self._number()
+            for root in self._roots:
+                if self._dynamo and root.calls and (root.skipped or not root.captured):
+                    self._leave_to_loop(root, _why_uncaptured())
+                    self._graphs = [graph for graph in self._graphs if graph not in root.graphs]
+                    again = True
+        self._loop.begin(describe=again, label=last)
+
+    def leave(self) -> None:
+        """Put everything back as it was; may be called again."""
+        if self._profiler is not None:
+            self._profiler.stop()
+            self._profiler = None
+        if self._loop is not None:
+            self._loop.end(cut=self._done < self._steps)
+        for root in self._roots:
+            root.module._compiled_call_impl = root.previous
+        for leave in self._leave:
+            leave()
+        self._roots, self._leave = [], []
 
     def write(self) -> None:
         """Write graph.json: the graphs, the breaks with their reasons, what could not be captured."""
         breaks = [{"reason": reason, "count": count} for reason, count in _counters("graph_break").items()]
-        if not self._graphs:
+        graphs = [recorder.document for recorder in self._graphs]
+        if self._loop is not None:
+            loop = self._loop.document()
+            graphs += [loop] if loop is not None else []
+            self.missing |= self._loop.missing
+        if not graphs:
             self.missing["graph"] = "no outermost module call was captured by Dynamo"
-        document = {
-            "graphs": [recorder.document for recorder in self._graphs],
-            "breaks": breaks,
-            "missing": self.missing,
-        }
+        document = {"graphs": graphs, "breaks": breaks, "missing": self.missing}
         (self._out / "graph.json").write_text(json.dumps(portable(document, self._root)), encoding="utf-8")
+
+
+def _why_uncaptured() -> str:
+    """The first line of Dynamo's first reason."""
+    reasons = list(_counters("graph_break")) or list(_counters("unimplemented"))
+    first = reasons[0].strip().splitlines() if reasons else []
+    return first[0] if first else "Dynamo captured no graph in it"
+
+
+def _skipped_frames() -> int:
+    """How many functions Dynamo has looked at and left to Python."""
+    frames = _counters("frames")
+    return frames.get("total", 0) - frames.get("ok", 0)
 
 
 def _through(module: Any) -> Callable[..., Any]:
@@ -141,21 +289,22 @@ class _Recorder(fx.Interpreter):
         else:
             value = super().run_node(n)
         if self._described is not None and isinstance(value, torch.Tensor):
-            self._described[n.name] = _describe_value(value)
+            self._described[n.name] = describe_value(value)
             if n.op == "placeholder":
                 origin = "state" if id(value) in self._state else "input"
                 self._described[n.name]["facts"]["origin"] = origin
         return value
 
 
-def _describe_value(value: torch.Tensor) -> dict[str, Any]:
+def describe_value(value: torch.Tensor, facts: bool = True) -> dict[str, Any]:
+    """Shape, dtype, layout and origin of a value, and, with `facts`, what kind of mask its elements make it."""
     return {
         "shape": list(value.shape),
         "dtype": str(value.dtype).removeprefix("torch."),
         "stride": list(value.stride()) if value.layout is torch.strided else None,
         "device": value.device.type,
         "requires_grad": value.requires_grad,
-        "facts": mask_facts(value),
+        "facts": mask_facts(value) if facts else {},
     }
 
 
@@ -201,12 +350,16 @@ def _pattern(kept: torch.Tensor) -> str:
 def _describe_node(node: fx.Node, order: dict[fx.Node, int]) -> dict[str, Any]:
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     path, cls = stack[-1] if stack else (None, None)
+
+    def refer(arg: Any) -> dict[str, Any] | None:
+        return {"ref": order[arg]} if isinstance(arg, fx.Node) else None
+
     return {
         "name": node.name,
         "op": node.op,
         "target": qualified(node),
-        "args": [_describe_argument(arg, order) for arg in node.args],
-        "kwargs": {key: _describe_argument(arg, order) for key, arg in node.kwargs.items()},
+        "args": [describe_argument(arg, refer) for arg in node.args],
+        "kwargs": {key: describe_argument(arg, refer) for key, arg in node.kwargs.items()},
         "module": _module_path(path),
         "module_class": f"{cls.__module__}.{cls.__qualname__}" if isinstance(cls, type) else None,
         "frames": parse_frames(node.meta.get("stack_trace") or ""),
@@ -248,7 +401,11 @@ def qualified(node: fx.Node) -> str:
         return f"method.{node.target}"
     if node.op in ("placeholder", "get_attr", "output", "call_module"):
         return str(node.target)
-    target: Any = node.target
+    return qualified_function(node.target)
+
+
+def qualified_function(target: Any) -> str:
+    """A stable name for a function of torch, Python or the user."""
     name = getattr(target, "__name__", str(target))
     module = getattr(target, "__module__", None)
     if isinstance(target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
@@ -262,17 +419,19 @@ def qualified(node: fx.Node) -> str:
     return f"{module}.{name}" if module else str(name)
 
 
-def _describe_argument(arg: Any, order: dict[fx.Node, int]) -> Any:
-    if isinstance(arg, fx.Node):
-        return {"ref": order[arg]}
+def describe_argument(arg: Any, refer: Callable[[Any], dict[str, Any] | None]) -> Any:
+    """One argument in the form of graph.json; `refer` gives the reference of what is the result of a node."""
+    reference = refer(arg)
+    if reference is not None:
+        return reference
     if isinstance(arg, bool) or arg is None or isinstance(arg, (int, str)):
         return arg
     if isinstance(arg, float):
         return arg if math.isfinite(arg) else {"float": repr(arg)}
     if isinstance(arg, slice):
-        return {"slice": [_describe_argument(part, order) for part in (arg.start, arg.stop, arg.step)]}
+        return {"slice": [describe_argument(part, refer) for part in (arg.start, arg.stop, arg.step)]}
     if isinstance(arg, (tuple, list)):
-        return {"tuple": [_describe_argument(item, order) for item in arg]}
+        return {"tuple": [describe_argument(item, refer) for item in arg]}
     if arg is Ellipsis:
         return {"ellipsis": ""}
     if isinstance(arg, torch.dtype):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from typing import Any
 
 import torch
@@ -10,34 +11,50 @@ import torch
 from advisor import clock
 from advisor.capture.annotate import Annotation
 from advisor.capture.calibrate import measure_rates
+from advisor.capture.eager import EagerRecorder
 from advisor.capture.hooks import outermost_tensors, portable
 from advisor.session import SessionPlan
+
+BRIEF_STEPS = 2  # under annotation: one that describes, one under the profiler
 
 
 class CapturePlan(SessionPlan):
     """Warm up, time steps without a profiler, profile some with Kineto, then run one under annotation, then stop.
 
-    Options: warmup, steps, profile_steps (numbers of steps), annotate (bool), device_rates (bool).
+    Options: `warmup`, `steps`, `profile_steps` (numbers of steps), `annotate`, `device_rates` (bool).
+    `brief` (bool) is for short scripts: after `warmup` steps (1 unless given) two steps under annotation, then up to
+    `steps` timed ones (3 unless given), then stop. None is profiled without annotation: trace.json.gz is the trace of
+    the annotated step, and `missing` says so under "times". A script that ends before leaves what was recorded by
+    then: after `warmup` + 2 steps all but the timed ones, in whose place the annotated step is timed.
+    `dynamo` (bool, true unless given): whether modules are captured by Dynamo, or only recorded call by call.
     """
 
     def start(self) -> None:
         options = self.session.spec.options
-        self.warmup = int(options["warmup"])
-        self.timed = range(self.warmup, self.warmup + int(options["steps"]))
-        self.profiled = int(options["profile_steps"])
+        self.brief = bool(options.get("brief", False))
+        self.warmup = int(options.get("warmup", 1) if self.brief else options["warmup"])
+        steps = int(options.get("steps", 3) if self.brief else options["steps"])
+        self.profiled = 0 if self.brief else int(options["profile_steps"])
+        first = self.warmup + BRIEF_STEPS if self.brief else self.warmup
+        self.timed = range(first, first + steps)
         self.marks: list[Any] = []
+        self.stand_in: list[Any] = []  # marks around the annotated step, for when no step is timed
         self.losses: list[Any] = []
         self.roots: list[Any] = []
         self.root_calls: list[dict[str, Any]] = []
         self.profiler: Any = None
         self.annotation: Any = None
         self.written: dict[str, Any] = {"missing": {}}
+        if self.brief:
+            self.session.hooks.watch_modules()
         self.session.progress(event="phase", name="warm-up")
 
     # ------------------------------------------------------------------------------------------------------ callbacks
 
     def module_call(self, module: Any, call: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """During the second warm-up step: note the outermost modules and the shape of a batch."""
+        """During a warm-up step: note the outermost modules and the shape of a batch."""
+        if torch.compiler.is_compiling():  # inside a module that the script compiles: Dynamo traces through
+            return call(module, *args, **kwargs)
         if torch.is_grad_enabled():
             if all(module is not known for known in self.roots):
                 self.roots.append(module)
@@ -49,6 +66,9 @@ class CapturePlan(SessionPlan):
             self.losses.append(loss)
 
     def step_end(self, step: int) -> None:
+        if self.brief:
+            self._brief_step_end(step)
+            return
         hooks = self.session.hooks
         if step == 0:
             hooks.watch_modules()
@@ -65,13 +85,38 @@ class CapturePlan(SessionPlan):
             self._start_profiler()
         elif last_timed < step <= last_timed + 1 + self.profiled and self.profiler is not None:
             self._advance_profiler(step - last_timed)
-        elif self.annotation is not None:
-            self._advance_annotation()
+        elif self.annotation is not None and self._advance_annotation():
+            self.session.stop()
+
+    def _brief_step_end(self, step: int) -> None:
+        if step == 0:
+            self.session.hooks.unwatch_modules()
+        if self.annotation is not None:
+            begun, ended = self.marks, clock.mark()
+            if self._advance_annotation():
+                self._annotated_trace_only()
+                self.stand_in = [*begun, ended]
+                self.session.progress(event="phase", name="timing")
+            self.marks = [clock.mark()]
+        elif step in self.timed:
+            self.marks.append(clock.mark())
+            if step == self.timed[-1]:
+                clock.synchronize()
+                self.written["peak_bytes"] = clock.peak_bytes()
+                self.session.stop()
+        elif step == self.warmup - 1:
+            self._start_annotation()
+
+    def _annotated_trace_only(self) -> None:
+        """The annotated step's trace stands in for one of steps without annotation."""
+        shutil.copyfile(self.session.out / "annotated.json.gz", self.session.out / "trace.json.gz")
+        self.written["missing"]["times"] = "the times of operators are those of one annotated step"
 
     def failed(self, error: BaseException) -> bool:
         """An error under annotation loses the graph, not the run: the steps before it ran without Dynamo."""
         if self.annotation is None:
             return False
+        self.annotation.leave()
         self.annotation = None
         first = (str(error).strip().splitlines() or [""])[0]
         self.written["missing"]["graph"] = f"the annotated run raised {type(error).__name__}: {first}"
@@ -81,7 +126,11 @@ class CapturePlan(SessionPlan):
         """Write probe.json; called when the script has ended or was stopped."""
         hooks = self.session.hooks
         clock.synchronize()
-        step_us = clock.differences(self.marks)
+        if self.annotation is not None:  # the script has ended before the annotated step did
+            self.annotation.leave()
+            self.annotation.write()
+            self.written["missing"]["links"] = "the script ended before a step was annotated"
+        step_us = clock.differences(self.marks if len(self.marks) > 1 else self.stand_in)
         self.written |= {
             "steps_seen": hooks.steps,
             "backwards": hooks.backwards,
@@ -128,14 +177,32 @@ class CapturePlan(SessionPlan):
 
     def _start_annotation(self) -> None:
         self.session.progress(event="phase", name="annotated run")
-        self.annotation = Annotation(self.roots, self.session.out, self.session.spec.root)
+        options = self.session.spec.options
+        self.annotation = Annotation(
+            self.roots,
+            self.session.out,
+            self.session.spec.root,
+            loop=EagerRecorder(self._state),
+            steps=BRIEF_STEPS if self.brief else 3,
+            dynamo=bool(options.get("dynamo", True)),
+        )
         self.annotation.begin()
 
-    def _advance_annotation(self) -> None:
-        if self.annotation.advance():
-            self.annotation.write()
-            self.annotation = None
-            self.session.stop()
+    def _state(self) -> dict[int, str]:
+        """What every tensor of the modules and optimizers is, by its identity."""
+        optimizers = [record.optimizer for record in self.session.hooks.optimizers]
+        updated = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
+        owned = [p for root in self.roots for p in root.parameters()]
+        buffers = {id(tensor): "buffer" for root in self.roots for tensor in root.buffers()}
+        return buffers | {id(tensor): "parameter" for tensor in (*updated, *owned)}
+
+    def _advance_annotation(self) -> bool:
+        """True once the annotated step is written."""
+        if not self.annotation.advance():
+            return False
+        self.annotation.write()
+        self.annotation = None
+        return True
 
 
 def _describe_call(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

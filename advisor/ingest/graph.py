@@ -12,6 +12,7 @@ import msgspec
 from advisor.errors import ArtifactError
 from advisor.ingest.documents import read_document
 from advisor.ingest.frames import Frames
+from advisor.ingest.inplace import reread
 from advisor.model import Arg, Break, Graph, Node, Ref, Span, Symbol
 
 
@@ -46,6 +47,7 @@ class _Graph(msgspec.Struct):
     nodes: list[_Node] = []
     training: bool = True
     span: _Frame | None = None
+    kind: str = "dynamo"
 
 
 class _Break(msgspec.Struct):
@@ -92,6 +94,7 @@ def _graph(recorded: _Graph, breaks: tuple[Break, ...], frames: Frames) -> Graph
         _node(index, node, args, kwargs, frames)
         for index, (node, (args, kwargs)) in enumerate(zip(recorded.nodes, arguments, strict=True))
     ]
+    plain = reread(plain)
     users: list[list[int]] = [[] for _ in plain]
     for node in plain:
         for read in dict.fromkeys(node.inputs()):
@@ -106,6 +109,7 @@ def _graph(recorded: _Graph, breaks: tuple[Break, ...], frames: Frames) -> Graph
         breaks=breaks,
         training=recorded.training,
         span=_call_site(recorded.span, frames),
+        kind=recorded.kind,
     )
 
 

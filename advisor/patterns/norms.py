@@ -1,129 +1,162 @@
-"""Normalisations over the last axis written out, told from their look-alikes by evaluation."""
+"""LayerNorm and RMSNorm written out, told from their look-alikes by evaluation."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 
-from advisor.model import Graph, Node, Ref
-from advisor.patterns.regions import NearMiss, Region, calls, contained, forward_from, inner_nodes
-from advisor.semantics import Array, NotModelled, evaluate, layer_norm, operation, same
+from advisor.model import Graph, Ref
+from advisor.patterns.language import Alternative, Constant, Input, LookAlike, Pattern, find
+from advisor.patterns.regions import NearMiss, Region
+from advisor.semantics import Array, layer_norm, operation, rms_norm
+
+UNBIASED = "divides the variance by N-1 where F.layer_norm divides by N"
+OUTSIDE = "adds eps to the standard deviation where F.layer_norm adds it to the variance"
+REDUCTIONS = ("mean", "var", "std", "var_mean", "std_mean", "sum")
+
+
+def _rows(
+    generator: np.random.Generator, shape: tuple[int, ...], axes: tuple[int, ...], scales: tuple[float, ...], at: float
+) -> Array:
+    """Rows of several scales, some as small as eps and below it, so that where eps stands makes a difference."""
+    x = generator.standard_normal(shape)
+    rows = next((axis for axis in range(-len(shape), 0) if axis not in axes and shape[axis] > 1), None)
+    if rows is None:
+        return x * scales[2] + at
+    factors = np.resize(scales, shape[rows]).reshape((-1,) + (1,) * (-rows - 1))
+    return np.asarray(x * factors + at)
+
+
+def _trailing(graph: Graph, region: Region) -> str | None:
+    """Only the last axes can be normalised by F.layer_norm and F.rms_norm."""
+    axes = [int(a) for a in region.facts["axes"].split(",")]
+    if axes == list(range(-len(axes), 0)):
+        return None
+    rank = len(graph.nodes[region.inputs["x"]].shape or ())
+    dims = ", ".join(str(rank + a) for a in axes)
+    return f"it normalises dim {dims} of {rank}, not the last axis: the fused operation would need the axes swapped"
+
+
+def _layer_norm(x: Array, axes: Any, eps: float, weight: Any = None, bias: Any = None, **other: Any) -> Array:
+    return layer_norm(x, weight, bias, eps, axes=axes, **other)
+
+
+LAYER_NORM = Pattern(
+    name="LayerNorm",
+    anchors=REDUCTIONS,
+    reduces=True,
+    inputs=(
+        Input(name="x", must=(_trailing,)),
+        Input(name="weight", kind="vector", optional=True),
+        Input(name="bias", kind="vector", optional=True),
+    ),
+    constants=(Constant(name="eps", role="add", low=0.0, high=0.1),),
+    alternatives=(Alternative(name="layer_norm", function=_layer_norm),),
+    look_alikes=(
+        LookAlike(reason=f"not the same function: {UNBIASED}", function=partial(_layer_norm, ddof=1)),
+        LookAlike(reason=f"not the same function: {OUTSIDE}", function=partial(_layer_norm, outside=True)),
+        LookAlike(
+            reason=f"not the same function: {UNBIASED} and {OUTSIDE}",
+            function=partial(_layer_norm, ddof=1, outside=True),
+        ),
+    ),
+    sample=partial(_rows, scales=(3.0, 1.0, 1e-2, 1e-3, 1e-5), at=0.5),
+)
+
+
+def _centred(graph: Graph, index: int) -> bool:
+    """Whether a tensor is another one minus its mean: what RMSNorm of it computes is LayerNorm."""
+    node = graph.nodes[index]
+    if operation(node) in ("to", "contiguous") and node.args and isinstance(node.args[0], Ref):
+        return _centred(graph, node.args[0].index)
+    if operation(node) != "sub" or len(node.args) < 2 or not all(isinstance(a, Ref) for a in node.args[:2]):
+        return False
+    mean = graph.nodes[node.args[1].index]
+    while operation(mean) in ("to", "getitem", "unsqueeze") and isinstance(mean.args[0], Ref):
+        mean = graph.nodes[mean.args[0].index]
+    return operation(mean) in ("mean", "var_mean", "std_mean")
+
+
+def _rms_norm(x: Array, axes: Any, eps: float, weight: Any = None, **other: Any) -> Array:
+    return rms_norm(x, weight, eps, axes=axes, **other)
+
+
+def _clamped(x: Array, axes: Any, weight: Any = None, least: float = 1e-12) -> Array:
+    """Length one times the root of the width, the length bounded from below (torch.nn.functional.normalize)."""
+    length = np.sqrt(np.sum(x**2, axis=axes, keepdims=True))
+    unit = x / np.maximum(length, least) * np.sqrt(np.prod([x.shape[a] for a in axes]))
+    return np.asarray(unit if weight is None else unit * weight)
+
+
+RMS_NORM = Pattern(
+    name="RMSNorm",
+    anchors=("mean", "sum", "norm"),
+    reduces=True,
+    inputs=(Input(name="x", must=(_trailing,)), Input(name="weight", kind="vector", optional=True)),
+    constants=(Constant(name="eps", role="add", low=0.0, high=0.1),),
+    alternatives=(Alternative(name="rms_norm", function=_rms_norm),),
+    look_alikes=(
+        LookAlike(
+            reason="not the same function: adds eps to the root mean square where F.rms_norm adds it to the mean "
+            "square",
+            function=partial(_rms_norm, outside=True),
+        ),
+    ),
+    unless=_centred,
+    sample=partial(_rows, scales=(3.0, 1.0, 1e-2, 1e-3, 1e-13), at=0.0),
+)
+
+
+def _no_eps(x: Array, axes: Any, weight: Any = None) -> Array:
+    return _clamped(x, axes, weight, 0.0)
+
+
+BOUNDED = "not the same function: bounds the length from below where F.rms_norm adds eps to the mean square"
+UNIT_LENGTH = Pattern(
+    name="a vector of the length of the root of its width",
+    anchors=("normalize", "norm", "mean", "sum"),
+    reduces=True,
+    inputs=RMS_NORM.inputs,
+    alternatives=(),
+    look_alikes=(
+        LookAlike(reason=BOUNDED, function=_clamped),
+        LookAlike(reason="not the same function: it has no eps, F.rms_norm adds one", function=_no_eps),
+    ),
+    unless=_centred,
+    sample=RMS_NORM.sample,
+)
+CLAMPED = replace(
+    UNIT_LENGTH,
+    anchors=("norm", "sum"),
+    constants=(Constant(name="least", role="clamp", low=0.0, high=0.1),),
+    look_alikes=UNIT_LENGTH.look_alikes[:1],
+)
 
 
 def layer_norm_regions(graph: Graph) -> Iterator[Region | NearMiss]:
-    """LayerNorm over the last axis written out, with or without weight and bias; look-alikes are near misses."""
-    done: set[int] = set()
-    for node in calls(graph, "mean", "var", "std"):
-        source = node.args[0].index if node.args and isinstance(node.args[0], Ref) else None
-        if source is None or source in done or node.index in done or not _over_last_axis(graph, node, source):
-            continue
-        found = _layer_norm_at(graph, node.index, source)
-        if found is not None:
-            done |= {source, *(found.inner if isinstance(found, Region) else ())}
-            yield contained(graph, found) if isinstance(found, Region) else found
+    """LayerNorm written out, with or without weight and bias; look-alikes and other axes are near misses."""
+    return find(graph, LAYER_NORM)
 
 
-def _over_last_axis(graph: Graph, node: Node, source: int) -> bool:
-    shape = graph.nodes[source].shape
-    dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
-    if isinstance(dim, tuple) and len(dim) == 1:
-        dim = dim[0]
-    return shape is not None and len(shape) >= 2 and dim in (-1, len(shape) - 1)
+def rms_norm_regions(graph: Graph) -> Iterator[Region | NearMiss]:
+    """RMSNorm written out, with or without weight; look-alikes and other axes are near misses."""
+    return find(graph, RMS_NORM, UNIT_LENGTH, CLAMPED)
 
 
-def _layer_norm_at(graph: Graph, anchor: int, source: int) -> Region | NearMiss | None:
-    generator = np.random.default_rng(7)
-    width = 7
-    x = generator.standard_normal((4, width)) * np.array([[3.0], [1.0], [1e-2], [1e-3]]) + 0.5
-    rank = len(graph.nodes[source].shape or ())
-    x = x.reshape((1,) * (rank - 2) + x.shape)
-    near: NearMiss | None = None
-    for root in reversed(forward_from(graph, anchor)):
-        vectors = _vectors(graph, root, source)
-        if vectors is None or len(vectors) > 2:
-            continue
-        bound = {source: x} | {index: generator.standard_normal(width) + 1.5 for index in vectors}
-        try:
-            value = evaluate(graph, root, bound)
-        except NotModelled:
-            continue
-        if value.shape != x.shape:
-            continue
-        found = _which_norm(graph, root, source, vectors, bound, value)
-        if isinstance(found, Region):
-            return found
-        near = near or found
-    return near
+def shape_text(x: str, vector: str | None, axes: int) -> str | None:
+    """How a source spells the normalised shape: by the weight's name, else by the input's; None where neither has
+    one."""
+    if vector is not None and DOTTED.fullmatch(vector):
+        return f"{vector}.shape"
+    cast = CAST.fullmatch(x)
+    name = cast[1] if cast else x
+    return f"{name}.shape[-{axes}:]" if DOTTED.fullmatch(name) else None
 
 
-def _vectors(graph: Graph, root: int, source: int) -> tuple[int, ...] | None:
-    """Leaves of the region that are vectors as long as the last axis; None when it has another leaf."""
-    shape = graph.nodes[source].shape
-    assert shape is not None
-    leaves: list[int] = []
-    seen: set[int] = set()
-    pending = [root]
-    while pending:
-        index = pending.pop()
-        if index == source or index in seen:
-            continue
-        seen.add(index)
-        node = graph.nodes[index]
-        if node.shape == shape[-1:]:
-            leaves.append(index)
-        elif not node.op.startswith("call_") or len(seen) > 40:
-            return None
-        else:
-            pending.extend(node.inputs())
-    return tuple(sorted(leaves))
-
-
-def _which_norm(
-    graph: Graph, root: int, source: int, vectors: tuple[int, ...], bound: Mapping[int, Array], value: Array
-) -> Region | NearMiss | None:
-    x = bound[source]
-    inner = inner_nodes(graph, root, frozenset({source, *vectors}))
-    for eps, node, position in _scalars(graph, inner):
-        for weight, bias in _roles(vectors):
-            arrays = (None if weight is None else bound[weight], None if bias is None else bound[bias])
-            if same(value, layer_norm(x, *arrays, eps), 1e-9):
-                inputs = {"x": source}
-                inputs |= {name: i for name, i in (("weight", weight), ("bias", bias)) if i is not None}
-                constants = {"eps": (eps, node, position)}
-                return Region(graph=graph.index, root=root, inputs=inputs, inner=inner, constants=constants)
-            reason = _look_alike(x, arrays, eps, value)
-            if reason is not None:
-                return NearMiss(graph=graph.index, node=root, reason=reason)
-    return None
-
-
-def _look_alike(x: Array, arrays: tuple[Array | None, Array | None], eps: float, value: Array) -> str | None:
-    unbiased = same(value, layer_norm(x, *arrays, eps, ddof=1), 1e-9)
-    outside = same(value, layer_norm(x, *arrays, eps, outside=True), 1e-9)
-    both = same(value, layer_norm(x, *arrays, eps, ddof=1, outside=True), 1e-9)
-    parts = []
-    if unbiased or both:
-        parts.append("divides the variance by N-1 where F.layer_norm divides by N")
-    if outside or both:
-        parts.append("adds eps to the standard deviation where F.layer_norm adds it to the variance")
-    return "not the same function: " + " and ".join(parts) if parts else None
-
-
-def _roles(vectors: tuple[int, ...]) -> list[tuple[int | None, int | None]]:
-    if not vectors:
-        return [(None, None)]
-    if len(vectors) == 1:
-        return [(vectors[0], None), (None, vectors[0])]
-    return [(vectors[0], vectors[1]), (vectors[1], vectors[0])]
-
-
-def _scalars(graph: Graph, inner: frozenset[int]) -> Iterator[tuple[float, int, int | str]]:
-    """Small positive constants that are added inside the region: candidates for eps."""
-    for index in sorted(inner):
-        node = graph.nodes[index]
-        if operation(node) != "add":
-            continue
-        for position, arg in enumerate(node.args):
-            if isinstance(arg, (int, float)) and not isinstance(arg, bool) and 0 < arg < 0.1:
-                yield float(arg), index, position
+DOTTED = re.compile(r"[A-Za-z_][\w.]*")
+CAST = re.compile(r"([A-Za-z_][\w.]*)\.(?:float|double|half|bfloat16|to|type)\([^()]*\)")

@@ -6,11 +6,11 @@ reason instead of staying silent.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from advisor.model import Graph, Node, Ref
-from advisor.semantics import operation
+from advisor.semantics import in_place, operation
 
 FORWARD_LIMIT = 12  # operations between an anchor and the end of its region
 
@@ -20,7 +20,9 @@ class Region:
     """A closed part of a graph: `root` is its result, `inputs` its named tensors, `inner` every node it computes.
 
     `constants` names scalars the region uses as (value, node, argument position or name); `dropout` are the nodes that
-    drop elements at random in training.
+    drop elements at random in training. `scalars` are nodes that give a number, not a tensor: the source's expression
+    for them is bound as a whole. `alternatives` are the same region with other inputs, for a source whose form does not
+    suit these.
     """
 
     graph: int
@@ -30,6 +32,8 @@ class Region:
     constants: Mapping[str, tuple[float, int, int | str]] = field(default_factory=dict)
     facts: Mapping[str, str] = field(default_factory=dict)
     dropout: tuple[int, ...] = ()
+    scalars: Mapping[str, int] = field(default_factory=dict)
+    alternatives: tuple[Region, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +48,7 @@ class NearMiss:
 def calls(graph: Graph, *names: str) -> Iterator[Node]:
     """Nodes whose canonical operation is one of `names`."""
     for node in graph.nodes:
-        if node.op.startswith("call_") and operation(node) in names:
+        if operation(node) in names and node.op.startswith("call_"):
             yield node
 
 
@@ -57,6 +61,13 @@ def forward_from(graph: Graph, start: int, limit: int = FORWARD_LIMIT) -> list[i
     return order
 
 
+def reads(node: Node) -> tuple[int, ...]:
+    """Indices of the nodes whose values a node reads; `x.type_as(y)` reads no value of y."""
+    if operation(node) == "to" and node.args and isinstance(node.args[0], Ref):
+        return (node.args[0].index,)
+    return node.inputs()
+
+
 def inner_nodes(graph: Graph, root: int, inputs: frozenset[int]) -> frozenset[int]:
     """Every node on a path from the inputs to `root`, `root` included and the inputs not."""
     found: set[int] = set()
@@ -66,7 +77,7 @@ def inner_nodes(graph: Graph, root: int, inputs: frozenset[int]) -> frozenset[in
         if index in inputs or index in found:
             continue
         found.add(index)
-        pending.extend(graph.nodes[index].inputs())
+        pending.extend(reads(graph.nodes[index]))
     return frozenset(found)
 
 
@@ -78,17 +89,56 @@ def escape(graph: Graph, inner: frozenset[int], root: int) -> int | None:
     return None
 
 
-IN_PLACE = frozenset({"iadd", "isub", "imul", "itruediv", "ipow", "imatmul"})
+ALIASES = frozenset(
+    {
+        "to",
+        "contiguous",
+        "detach",
+        "getitem",
+        "view",
+        "reshape",
+        "transpose",
+        "permute",
+        "unsqueeze",
+        "squeeze",
+        "flatten",
+        "unflatten",
+        "chunk",
+        "split",
+        "unbind",
+        "expand",
+        "view_as",
+        "narrow",
+        "select",
+        "mT",
+        "T",
+    }
+)  # fmt: skip - may give another view of the same storage
+
+
+def changes_in_place(node: Node) -> bool:
+    """Whether a call writes into its first argument."""
+    return in_place(node) or node.target.endswith("setitem")
+
+
+def _storage(graph: Graph, index: int) -> int:
+    """The node whose storage a value may share."""
+    node = graph.nodes[index]
+    while node.op.startswith("call_") and operation(node) in ALIASES and node.args and isinstance(node.args[0], Ref):
+        node = graph.nodes[node.args[0].index]
+    return node.index
 
 
 def changes_input(graph: Graph, inner: frozenset[int]) -> int | None:
-    """An operation of the region that writes into a tensor from outside it, or None."""
+    """An operation of the region that writes into a tensor from outside it, or into one read afterwards by its old
+    name; or None."""
     for index in sorted(inner):
         node = graph.nodes[index]
-        name = node.target.rsplit(".", 1)[-1]
-        in_place = name in IN_PLACE or (name.endswith("_") and not name.endswith("__"))
         target = node.args[0] if node.args else None
-        if in_place and isinstance(target, Ref) and target.index not in inner:
+        if not node.op.startswith("call_") or not changes_in_place(node) or not isinstance(target, Ref):
+            continue
+        read_later = any(user > index for user in graph.nodes[target.index].users)
+        if target.index not in inner or _storage(graph, target.index) not in inner or read_later:
             return index
     return None
 
@@ -105,7 +155,7 @@ def disturbed(graph: Graph, inner: frozenset[int], root: int) -> tuple[int, str]
         name = node.target.rsplit(".", 1)[-1]
         if name in MODES:
             return index, "gradients or autocast are switched while it is computed"
-        if name in IN_PLACE or name == "setitem" or (name.endswith("_") and not name.endswith("__")):
+        if changes_in_place(node):
             return index, "a tensor is changed in place while it is computed"
     return None
 
@@ -130,10 +180,26 @@ def one_dtype(graph: Graph, region: Region) -> NearMiss | None:
     return NearMiss(graph=graph.index, node=region.root, reason=reason)
 
 
+BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}  # of one element
+
+
+def rounds(graph: Graph, region: Region) -> int | None:
+    """An operation of the region in a narrower dtype than its tensors and its result, None where there is none."""
+    ends = [graph.nodes[i].dtype for i in (region.root, *region.inputs.values())]
+    least = min((BYTES.get(kind or "", 4) for kind in ends), default=4)
+    return next((i for i in sorted(region.inner) if BYTES.get(graph.nodes[i].dtype or "", 8) < least), None)
+
+
 def contained(graph: Graph, region: Region) -> Region | NearMiss:
+    """The region, or why it cannot be replaced by one operation: dtypes, changes in place, intermediates read
+    elsewhere."""
     other = one_dtype(graph, region)
     if other is not None:
         return other
+    narrow = rounds(graph, region)
+    if narrow is not None:
+        reason = f"it rounds to {graph.nodes[narrow].dtype} on the way: the fused operation would not"
+        return NearMiss(graph=graph.index, node=narrow, reason=reason)
     disturbance = disturbed(graph, region.inner, region.root)
     if disturbance is not None:
         return NearMiss(graph=graph.index, node=disturbance[0], reason=disturbance[1])
@@ -146,3 +212,13 @@ def contained(graph: Graph, region: Region) -> Region | NearMiss:
     return NearMiss(
         graph=graph.index, node=leak, reason=f"the intermediate `{graph.nodes[leak].name}` is used elsewhere"
     )
+
+
+def same_code(regions: Iterable[tuple[Region, Graph]]) -> bool:
+    """Whether regions of one source place are made of the same operations at the same positions, so that what is said
+    of one is true of all."""
+    found = {
+        tuple(sorted((n.target, str(n.span)) for n in (graph.nodes[i] for i in region.inner) if n.op != "placeholder"))
+        for region, graph in regions
+    }
+    return len(found) <= 1

@@ -1,47 +1,66 @@
-"""Regions that compute an elementwise function of one tensor, found by evaluating them on samples."""
+"""Elementwise functions of one tensor written out: GELU in both forms, SiLU, and what is taken for them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
 from advisor.model import Graph
-from advisor.patterns.regions import FORWARD_LIMIT, NearMiss, Region, calls, contained, forward_from, inner_nodes
-from advisor.semantics import Array, NotModelled, evaluate
+from advisor.patterns.language import Alternative, Input, LookAlike, Pattern, find
+from advisor.patterns.regions import NearMiss, Region
+from advisor.semantics import Array, gelu_erf, gelu_tanh, quick_gelu, silu
+
+RELATIVE = 1e-6  # of the input: what constants rounded to six digits change
+
+POINTS = np.concatenate([np.linspace(-9.0, 9.0, 37), [-0.01, 0.0, 0.003, -1e6, -100.0, 100.0, 1e6]])
 
 
-def unary_regions(
-    graph: Graph, anchor: str, reference: Callable[[Array], Array], relative: float = 1e-6
-) -> Iterator[Region | NearMiss]:
-    """Regions around operations named `anchor` that compute `reference` of a single tensor, elementwise."""
-    samples = np.concatenate([np.linspace(-9.0, 9.0, 37), [-0.01, 0.0, 0.003, -1e6, -100.0, 100.0, 1e6]])
-    expected = reference(samples)
-    for node in calls(graph, anchor):
-        found = _unary_at(graph, node.index, samples, expected, relative)
-        if found is not None:
-            yield contained(graph, found)
+def _points(generator: Any, shape: tuple[int, ...], axes: tuple[int, ...]) -> Array:
+    return POINTS.reshape((1,) * (len(shape) - 1) + (-1,))
 
 
-def _unary_at(graph: Graph, anchor: int, samples: Array, expected: Array, relative: float) -> Region | None:
-    for root in forward_from(graph, anchor):
-        for source in _cuts(graph, anchor):
-            try:
-                value = evaluate(graph, root, {source: samples})
-            except NotModelled:
-                continue
-            if value.shape == expected.shape and bool(
-                np.all(np.abs(value - expected) <= relative * np.maximum(np.abs(samples), 1e-3))
-            ):
-                inner = inner_nodes(graph, root, frozenset({source}))
-                return Region(graph=graph.index, root=root, inputs={"x": source}, inner=inner)
-    return None
+def _close(value: Array, expected: Array, x: Array) -> bool:
+    return bool(np.all(np.abs(value - expected) <= RELATIVE * np.maximum(np.abs(x), 1e-3)))
 
 
-def _cuts(graph: Graph, anchor: int) -> list[int]:
-    """Nodes before the anchor that could be the only input of its region, nearest first."""
-    order, seen, edge = [], {anchor}, [anchor]
-    for _ in range(FORWARD_LIMIT):
-        edge = [i for index in edge for i in graph.nodes[index].inputs() if i not in seen and not seen.add(i)]  # type: ignore[func-returns-value]
-        order.extend(edge)
-    return order[:32]
+def _elementwise(name: str, anchors: tuple[str, ...], *alternatives: Alternative, **other: Any) -> Pattern:
+    return Pattern(
+        name=name,
+        anchors=anchors,
+        inputs=(Input(name="x"),),
+        alternatives=alternatives,
+        sample=_points,
+        agrees=_close,
+        **other,
+    )
+
+
+GELU = _elementwise(
+    "GELU",
+    ("tanh", "erf", "erfc"),
+    Alternative(name="tanh", function=gelu_tanh),
+    Alternative(name="none", function=gelu_erf),
+)
+QUICK_GELU = _elementwise(
+    "quick GELU",
+    ("sigmoid",),
+    look_alikes=(
+        LookAlike(
+            reason="quick GELU: no fused operation computes x sigmoid(1.702 x), and F.gelu is another function",
+            function=quick_gelu,
+        ),
+    ),
+)
+SILU = _elementwise("SiLU", ("sigmoid", "exp"), Alternative(name="silu", function=silu))
+
+
+def gelu_regions(graph: Graph) -> Iterator[Region | NearMiss]:
+    """GELU written out, the fact "alternative" being F.gelu's `approximate`; quick GELU is a near miss."""
+    return find(graph, GELU, QUICK_GELU)
+
+
+def silu_regions(graph: Graph) -> Iterator[Region | NearMiss]:
+    """x sigmoid(x) written out."""
+    return find(graph, SILU)

@@ -1,0 +1,306 @@
+"""Cross entropy written out on scores: found from log-softmax forward, told from its look-alikes by evaluation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+
+from advisor.model import Graph, Node, Ref
+from advisor.patterns.losses import cross_entropy
+from advisor.patterns.reading_losses import DEFAULT_IGNORED, Meaning, Reading, Target, agree, arguments
+from advisor.patterns.regions import (
+    FORWARD_LIMIT,
+    NearMiss,
+    Region,
+    calls,
+    changes_input,
+    disturbed,
+    escape,
+    forward_from,
+    inner_nodes,
+)
+from advisor.semantics import operation
+
+PICKS = frozenset({"gather", "one_hot", "nll_loss", "cross_entropy", "scatter", "scatter_"})
+PASSED_ON = frozenset({"to", "view", "reshape", "flatten", "transpose", "permute", "contiguous", "squeeze"})
+
+
+def cross_entropy_regions(graph: Graph) -> Iterator[Region | NearMiss]:
+    """Cross entropy of scores and classes (or of scores and probabilities) that is not one call of F.cross_entropy.
+
+    Inputs are "x", the scores before any softmax, and "target". Facts: "axis" is the class axis of the scores,
+    "reduction" mean, sum or none, "soft" whether the target holds probabilities, "classes" how many there are,
+    "smoothing" the label smoothing, "flat" whether the scores have one axis of rows, "anchor" the node of the softmax,
+    "widened" whether the result is float32 whatever the scores are, "counted" the arguments that were taken for the
+    number of rows, as "node position". The constants "ignore_index" and "label_smoothing" are there where they are not
+    torch's defaults.
+    """
+    claimed: set[int] = set()
+    for node in calls(graph, "cross_entropy", "nll_loss", "log_softmax"):
+        twice = _softmax_twice(graph, node)
+        if twice is not None:
+            claimed |= {node.index, *forward_from(graph, node.index, 1)}
+            yield twice
+    for node in calls(graph, "log_softmax", "logsumexp", "softmax"):
+        if node.index in claimed or not node.args or not isinstance(node.args[0], Ref):
+            continue
+        found = _Search(graph, node).found()
+        if isinstance(found, Region):
+            claimed |= found.inner
+        if found is not None:
+            yield found
+
+
+def bare_loss(graph: Graph, region: Region) -> bool:
+    """Whether a region is log-softmax and nll_loss with views and nothing else, which is what F.cross_entropy runs."""
+    kinds = {operation(graph.nodes[index]) for index in region.inner}
+    return {"log_softmax", "nll_loss"} <= kinds and kinds <= {"log_softmax", "nll_loss"} | PASSED_ON | {"unsqueeze"}
+
+
+def _softmax_twice(graph: Graph, node: Node) -> NearMiss | None:
+    """A loss that takes scores and is given what a softmax made of them."""
+    current = node.args[0] if node.args else node.kwargs.get("input")
+    for _ in range(FORWARD_LIMIT):
+        if not isinstance(current, Ref):
+            return None
+        before = graph.nodes[current.index]
+        kind = operation(before)
+        if kind == "softmax":
+            reason = (
+                "F.nll_loss takes log-probabilities and is given probabilities: a mistake that a rewrite would hide"
+                if operation(node) == "nll_loss"
+                else "softmax is applied twice, here and inside the loss: a mistake that a rewrite would hide"
+            )
+            return NearMiss(graph=graph.index, node=node.index, reason=reason)
+        if kind not in PASSED_ON or not before.args:
+            return None
+        current = before.args[0]
+    return None
+
+
+class _Search(Reading):
+    """The search around one softmax: its input is the scores."""
+
+    def found(self) -> Region | NearMiss | None:
+        """The widest region that stands alone, else why there is none; None where nothing resembles a loss."""
+        if self.axis is None or self.classes < 2 or self.rows < 2:
+            return None
+        near: NearMiss | None = None
+        for root in reversed(forward_from(self.graph, self.anchor.index)):
+            node = self.graph.nodes[root]
+            if node.shape is None or operation(node) in ("log_softmax", "softmax", "logsumexp"):
+                continue
+            for target in self.targets(root):
+                meaning = self.meaning(root, target)
+                if meaning is None:
+                    continue
+                region = self._region(root, target, meaning)
+                if isinstance(region, Region):
+                    return region
+                near = near or region
+                break
+        return near or self._look_alike()
+
+    # -------------------------------------------------------------------------------------------------------- region
+
+    def _region(self, root: int, target: Target, meaning: Meaning) -> Region | NearMiss:
+        inputs = {"x": self.scores.index, "target": target.node}
+        inner = inner_nodes(self.graph, root, frozenset(inputs.values()))
+        widened = self._widened(inner)
+        if widened and self.scores.target == "method.float" and isinstance(self.scores.args[0], Ref):
+            inputs["x"] = self.scores.args[0].index
+            inner |= {self.scores.index}
+        region = Region(
+            graph=self.graph.index,
+            root=root,
+            inputs=inputs,
+            inner=inner,
+            constants=self._constants(root, inner, meaning),
+            facts={
+                "axis": str(self.axis),
+                "reduction": meaning.reduction,
+                "soft": str(target.soft),
+                "anchor": str(self.anchor.index),
+                "classes": str(self.classes),
+                "smoothing": repr(meaning.smoothing),
+                "flat": str(len(self.shape) == 2),
+                "widened": str(widened),
+                "counted": ";".join(f"{node} {place}" for node, place in meaning.counted),
+            },
+        )
+        reason = self._unfit(region, target, meaning)
+        return region if reason is None else self._near(*reason)
+
+    def _widened(self, inner: frozenset[int]) -> bool:
+        """Whether the region gives float32 whatever the dtype of the scores: it says `.float()`, or computes with a
+        float32 tensor that is not made of them."""
+        scored = {self.scores.index}  # nodes that depend on the scores
+        for index in sorted(inner):
+            node = self.graph.nodes[index]
+            read = [self.graph.nodes[i] for i in node.inputs()]
+            mine = [n for n in read if n.index in scored]
+            if not mine:
+                continue
+            scored.add(index)
+            fixed = [n for n in read if n.index in inner and n.index not in scored and n.dtype == "float32"]
+            if node.target == "method.float" or any(n.shape or not any(m.shape for m in mine) for n in fixed):
+                return True
+        return False
+
+    def _constants(
+        self, root: int, inner: frozenset[int], meaning: Meaning
+    ) -> Mapping[str, tuple[float, int, int | str]]:
+        found: dict[str, tuple[float, int, int | str]] = {}
+        if meaning.ignored not in (None, DEFAULT_IGNORED):
+            for index in sorted(inner):
+                node = self.graph.nodes[index]
+                places = [
+                    place
+                    for place, arg in arguments(node)
+                    if isinstance(arg, int) and not isinstance(arg, bool) and arg == meaning.ignored
+                ]
+                if places and operation(node) in ("eq", "ne", "nll_loss", "cross_entropy"):
+                    found["ignore_index"] = (float(meaning.ignored or 0), index, places[0])
+                    break
+        if meaning.smoothing:
+            near = [c for c in self.floats(root) if math.isclose(c[0], meaning.smoothing, rel_tol=1e-12)]
+            spread = [
+                c for c in self.floats(root) if math.isclose(c[0] * self.classes, meaning.smoothing, rel_tol=1e-9)
+            ]
+            found["label_smoothing"] = (near or spread)[0]
+        return found
+
+    def _near(self, node: int, reason: str) -> NearMiss:
+        return NearMiss(graph=self.graph.index, node=node, reason=reason)
+
+    def _unfit(self, region: Region, target: Target, meaning: Meaning) -> tuple[int, str] | None:
+        """Why a region that computes the loss cannot be replaced, with the node to show."""
+        graph, root = self.graph, self.graph.nodes[region.root]
+        writes = changes_input(graph, region.inner)
+        if writes is not None:
+            return writes, "it changes its input in place"
+        disturbance = disturbed(graph, region.inner, region.root)
+        if disturbance is not None:
+            return disturbance
+        leak = escape(graph, region.inner, region.root)
+        if leak is not None:
+            kind = operation(graph.nodes[leak])
+            what = "log-probabilities" if kind in ("log_softmax", "log", "softmax") else "intermediate"
+            return leak, f"the {what} `{graph.nodes[leak].name}` {'are' if what[-1] == 's' else 'is'} used elsewhere"
+        wanted = "float32" if region.facts["widened"] == "True" else self.anchor.dtype
+        if root.dtype != wanted or (operation(self.anchor) == "logsumexp" and self._half()):
+            return root.index, (
+                f"its dtypes differ: {self.scores.dtype} in, {root.dtype} out; F.cross_entropy would return another"
+            )
+        if "dtype" in self.anchor.kwargs or len(self.anchor.args) > 3:
+            return self.anchor.index, "softmax is given a dtype: F.cross_entropy has no such argument"
+        if meaning.reduction == "none":
+            return self._weighted(root)
+        if root.shape != ():
+            return root.index, f"its result has the shape {root.shape}; F.cross_entropy returns a single number"
+        return None
+
+    def _half(self) -> bool:
+        return self.scores.dtype in ("float16", "bfloat16")
+
+    def _weighted(self, root: Node) -> tuple[int, str] | None:
+        """One loss for every row, multiplied by a tensor that is no mask: a policy gradient has this form."""
+        for user in root.users:
+            node = self.graph.nodes[user]
+            if operation(node) != "mul":
+                continue
+            for arg in node.args:
+                if isinstance(arg, Ref) and arg.index != root.index and not self._is_mask(arg.index):
+                    return node.index, (
+                        f"the log-probabilities are weighted by `{self.graph.nodes[arg.index].name}`: "
+                        "a policy gradient or a weighting of its own, not cross entropy"
+                    )
+        return None
+
+    def _is_mask(self, index: int) -> bool:
+        """Whether a tensor is made of booleans or integers, cast or viewed."""
+        for _ in range(FORWARD_LIMIT):
+            node = self.graph.nodes[index]
+            if (node.dtype or "").startswith(("bool", "int", "uint")):
+                return True
+            if operation(node) not in PASSED_ON | {"unsqueeze"} or not isinstance(node.args[0], Ref):
+                return False
+            index = node.args[0].index
+        return False
+
+    # ---------------------------------------------------------------------------------------------------- look-alikes
+
+    def _look_alike(self) -> NearMiss | None:
+        """Why what follows the softmax is no cross entropy, where it picks the class of a target."""
+        order = forward_from(self.graph, self.anchor.index)
+        picks = [i for i in order if self._picks(i)]
+        if not picks:
+            return None
+        if operation(self.anchor) == "softmax":
+            return self._inside_logarithm(order)
+        if operation(self.anchor) == "logsumexp":
+            return None
+        for root in reversed(order):
+            reason = self._difference(root)
+            if reason is not None:
+                return self._near(root, f"not the same function: {reason}")
+        for index in order:
+            node = self.graph.nodes[index]
+            others = [a.index for a in node.args if isinstance(a, Ref) and a.index not in order]
+            floating = [i for i in others if (self.graph.nodes[i].dtype or "").startswith(("float", "bfloat"))]
+            if operation(node) == "mul" and floating and index not in picks and not self._is_mask(floating[0]):
+                return self._near(
+                    index,
+                    f"the log-probabilities are weighted by `{self.graph.nodes[floating[0]].name}`: "
+                    "a policy gradient or a weighting of its own, not cross entropy",
+                )
+        return self._near(picks[0], "what is made of the log-probabilities is no loss that F.cross_entropy computes")
+
+    def _picks(self, index: int) -> bool:
+        node = self.graph.nodes[index]
+        if operation(node) in PICKS or any(self._is_one_hot(i) for i in node.inputs()):
+            return True
+        item = node.args[1] if operation(node) == "getitem" else None
+        return isinstance(item, tuple) and any(isinstance(part, Ref) for part in item)
+
+    def _is_one_hot(self, index: int) -> bool:
+        for _ in range(FORWARD_LIMIT):
+            node = self.graph.nodes[index]
+            if operation(node) in ("one_hot", "scatter", "scatter_"):
+                return True
+            if operation(node) not in PASSED_ON or not isinstance(node.args[0], Ref):
+                return False
+            index = node.args[0].index
+        return False
+
+    def _inside_logarithm(self, order: list[int]) -> NearMiss | None:
+        for index in order:
+            node = self.graph.nodes[index]
+            before = self.graph.nodes[node.args[0].index] if node.args and isinstance(node.args[0], Ref) else None
+            if operation(node) == "log" and before is not None and operation(before) in ("add", "clamp", "clamp_min"):
+                return self._near(
+                    index, "not the same function: a constant inside the logarithm changes small probabilities"
+                )
+        return None
+
+    def _difference(self, root: int) -> str | None:
+        """How a node differs from cross entropy, where the difference is a known one."""
+        for target in self.targets(root):
+            computed = self.value(root, target, target.value.data)
+            if computed is None:
+                continue
+            value = computed[0]
+            mean = cross_entropy(self.x.data, target.value.data, "mean")
+            if value.ndim == 0 and agree(value * self.classes, mean):
+                return "it divides by the number of classes as well, which F.cross_entropy does not"
+            reduction, _ = self.plain_loss(root, value, target.value.data)
+            if reduction is not None and self.ignored(root):
+                return "rows without a target count otherwise than F.cross_entropy counts them"
+            for fraction in self.fractions(root):
+                spread = fraction * self.classes / (self.classes - 1)
+                for kind in ("none",) if value.ndim else ("mean", "sum"):
+                    if spread < 1 and agree(
+                        value, cross_entropy(self.x.data, target.value.data, kind, smoothing=spread)
+                    ):
+                        return "the smoothing is spread over the other classes, F.cross_entropy spreads it over all"
+        return None

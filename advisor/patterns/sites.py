@@ -1,0 +1,158 @@
+"""Where the user's source constructs a module that a graph node ran in: `self.conv = nn.Conv2d(...)`.
+
+A node knows the path of its module ("layer1.0.conv") and the module's class, not the line that made it. The attribute
+in the path is looked up among the assignments of the class that owns it; what several places could have made is None.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from advisor.model import Graph, Node
+from advisor.source import Source
+
+CONTAINERS = ("torch.nn.Sequential", "torch.nn.ModuleList")
+
+
+@dataclass(frozen=True)
+class Construction:
+    """A call that makes a module. `owner` is the class whose attribute it becomes, None for a plain variable.
+
+    `attribute` is the attribute or variable, `place` the positions inside the containers it is listed in; None stands
+    for every position of a comprehension.
+    """
+
+    call: ast.Call
+    qualified: str
+    owner: str | None
+    attribute: str
+    place: tuple[int | None, ...] = ()
+
+
+def constructions(source: Source, prefixes: Sequence[str]) -> Iterator[Construction]:
+    """Calls of names that begin with one of `prefixes` ("torch.nn.Conv"), assigned to an attribute or variable.
+
+    Also as elements of nn.Sequential and nn.ModuleList, directly or one in another. In the order of the source.
+    """
+    for statement in ast.walk(source.tree):
+        if not isinstance(statement, ast.Assign):
+            continue
+        for target, value in _assigned(statement):
+            name = _attribute(source, target)
+            if name is None:
+                continue
+            owner = _owner(source, statement) if isinstance(target, ast.Attribute) else None
+            for call, place in _made(source, value):
+                qualified = source.qualified(call.func)
+                if qualified is not None and qualified.startswith(tuple(prefixes)):
+                    yield Construction(call, qualified, owner, name, place)
+
+
+def construction_of(source: Source, graph: Graph, node: Node) -> Construction | None:
+    """The call that made the module a node ran in, None where the file does not show exactly one."""
+    if not node.module or not node.module_class:
+        return None
+    kind = node.module_class.rpartition(".")[2]
+    parts = node.module.split(".")
+    cut = max((i for i, part in enumerate(parts) if not part.isdigit()), default=-1)
+    attribute = parts[cut] if cut >= 0 else None
+    place = tuple(int(part) for part in parts[cut + 1 :])
+    fitting = [
+        c
+        for c in constructions(source, ("torch.nn.",))
+        if c.qualified.rpartition(".")[2] == kind
+        and _fits(c.place, place)
+        and (c.attribute == attribute if attribute is not None else c.owner is None)
+    ]
+    owner = _class_at(graph, ".".join(parts[: max(cut, 0)]))
+    owned = [c for c in fitting if owner is not None and c.owner == owner]
+    found = owned or fitting
+    return found[0] if len(found) == 1 else None
+
+
+def module_value(source: Source, name: str) -> ast.Assign | None:
+    """The only assignment to a name in the module, None where there are several or where it is a local name."""
+    found = [
+        s
+        for s in ast.walk(source.tree)
+        if isinstance(s, (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.For, ast.NamedExpr))
+        and any(isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Store) for n in ast.walk(s))
+    ]
+    top = [s for s in found if s in source.tree.body and isinstance(s, ast.Assign)]
+    return top[0] if len(found) == 1 and len(top) == 1 else None
+
+
+def argument(call: ast.Call, position: int, keyword: str) -> ast.expr | None:
+    """An argument of a call by position or name; None where * or ** hide it."""
+    if any(isinstance(a, ast.Starred) for a in call.args[: position + 1]):
+        return None
+    if position < len(call.args):
+        return call.args[position]
+    return next((k.value for k in call.keywords if k.arg == keyword), None)
+
+
+def _assigned(statement: ast.Assign) -> Iterator[tuple[ast.expr, ast.expr]]:
+    for target in statement.targets:
+        if isinstance(target, ast.Tuple) and isinstance(statement.value, ast.Tuple):
+            if len(target.elts) == len(statement.value.elts):
+                yield from zip(target.elts, statement.value.elts, strict=True)
+        else:
+            yield target, statement.value
+
+
+def _attribute(source: Source, target: ast.expr) -> str | None:
+    """The attribute of the first parameter that is assigned to, or the variable."""
+    if isinstance(target, ast.Name):
+        return target.id
+    if not isinstance(target, ast.Attribute) or not isinstance(target.value, ast.Name):
+        return None
+    function = source.function_at(target.lineno)
+    first = function.args.args[0].arg if function is not None and function.args.args else None
+    return target.attr if target.value.id == first else None
+
+
+def _owner(source: Source, statement: ast.stmt) -> str | None:
+    node: ast.AST | None = source.parents.get(statement)
+    while node is not None and not isinstance(node, ast.ClassDef):
+        node = source.parents.get(node)
+    return node.name if isinstance(node, ast.ClassDef) else None
+
+
+def _made(
+    source: Source, value: ast.expr, place: tuple[int | None, ...] = ()
+) -> Iterator[tuple[ast.Call, tuple[int | None, ...]]]:
+    """Calls that make the value or, inside containers, its elements; a chain such as `nn.Linear(...).to(d)` is its
+    first call."""
+    while (
+        isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and isinstance(value.func.value, ast.Call)
+    ):
+        value = value.func.value
+    if not isinstance(value, ast.Call):
+        return
+    if source.qualified(value.func) not in CONTAINERS:
+        yield value, place
+        return
+    elements: Sequence[ast.expr] = value.args
+    if len(elements) == 1 and isinstance(elements[0], ast.Starred):
+        elements = [elements[0].value]
+    if len(elements) == 1 and isinstance(elements[0], (ast.ListComp, ast.GeneratorExp)):
+        yield from _made(source, elements[0].elt, (*place, None))
+        return
+    if len(elements) == 1 and isinstance(elements[0], (ast.List, ast.Tuple)):
+        elements = elements[0].elts
+    for position, element in enumerate(elements):
+        if isinstance(element, ast.Starred):  # what follows has no known position
+            return
+        yield from _made(source, element, (*place, position))
+
+
+def _fits(listed: tuple[int | None, ...], place: tuple[int, ...]) -> bool:
+    return len(listed) == len(place) and all(a is None or a == b for a, b in zip(listed, place, strict=True))
+
+
+def _class_at(graph: Graph, path: str) -> str | None:
+    """The class of the module at a path, by a node that ran in it itself."""
+    found = {n.module_class for n in graph.nodes if n.module == path and n.module_class}
+    return found.pop().rpartition(".")[2] if len(found) == 1 else None

@@ -1,0 +1,159 @@
+"""A convolution adds a bias that the BatchNorm after it subtracts again with the mean.
+
+## What it does
+Tells of convolutions whose output goes into BatchNorm alone and that have a bias: construct them with `bias=False`.
+
+## Why it costs
+BatchNorm in training subtracts the mean over the batch of every channel, so a constant added to a channel has no effect
+and its gradient is zero but for rounding. The bias is still added to the whole activation, and in the backward pass the
+gradient of the activation is read once more to be summed over. BatchNorm has a bias of its own.
+
+## When not to
+In evaluation with stored statistics; when the convolution's output is used elsewhere as well; before LayerNorm or
+GroupNorm over several channels, which do not take a channel's constant out. A pretrained checkpoint holds the bias:
+without it, `load_state_dict` reports an unexpected key, and the stored running mean has to be reduced by the bias.
+
+## Fix safety
+SUGGEST: the parameters, the checkpoint and the random stream of the initialisation change. Never applied.
+
+## References
+- Ioffe, Szegedy, Batch Normalization, 2015, section 3.2: the bias can be ignored
+- PyTorch, performance tuning guide: disable bias for convolutions directly followed by a batch norm
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from advisor import codemod
+from advisor.model import Decline, Evidence, Finding, Graph, Node, Rewrite, Safety, Span
+from advisor.patterns import NearMiss, Region
+from advisor.patterns.convolutions import bias_before_batch_norm, convolutions
+from advisor.patterns.sites import construction_of
+from advisor.rule import Context, Example, GraphRule, step, tensor_bytes
+from advisor.source import Source
+
+MODEL = """\
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3, padding=1{bias})
+        self.norm = nn.{norm}
+
+    def forward(self, x):
+        {forward}
+
+
+def get_init_inputs():
+    return []
+
+
+def get_inputs():
+    return [torch.randn(2, 3, 8, 8, requires_grad=True)]
+"""
+
+
+def _model(bias: str = "", norm: str = "BatchNorm2d(8)", forward: str = "return self.norm(self.conv(x))") -> str:
+    return MODEL.replace("{bias}", bias).replace("{norm}", norm).replace("{forward}", forward)
+
+
+class ConvBiasBeforeBn(GraphRule):
+    """nn.Conv2d(...) before BatchNorm -> nn.Conv2d(..., bias=False), as a suggestion."""
+
+    id = "conv-bias-before-bn"
+    safety = Safety.SUGGEST
+    worth = 0.005
+    title = "construct the convolution without a bias"
+    examples = (
+        Example(
+            before=_model(),
+            after=_model(", bias=False"),
+            profile=step(10_000, nodes=0.4),
+            saves=(0, 4_000),
+        ),
+        Example(
+            before=_model(forward="y = self.conv(x); return self.norm(y) + y"),
+            after=None,
+            profile=step(10_000, nodes=0.4),
+            because="what the convolution gives is used elsewhere than in BatchNorm",
+        ),
+    )
+
+    def search(self, graph: Graph) -> Iterator[Region | NearMiss]:
+        return bias_before_batch_norm(graph)
+
+    def match(self, ctx: Context) -> Iterator[Finding | Decline]:
+        """One finding for each place that constructs such convolutions; where it is not known, for their call."""
+        places: dict[Span, list[tuple[Node, float | None]]] = {}
+        needed: set[Span | None] = set()  # constructions that also make convolutions which need their bias
+        missed: dict[tuple[str, int, str], Node] = {}
+        for graph in ctx.graphs:
+            superfluous = list(self.search(graph))
+            roots = {found.root for found in superfluous if isinstance(found, Region)}
+            for other in convolutions(graph):
+                if other.node.span is not None and other.node.index not in roots:
+                    needed.add(_constructed(ctx, graph, other.node))
+            for found in superfluous:
+                node = graph.nodes[found.root if isinstance(found, Region) else found.node]
+                if isinstance(found, NearMiss):
+                    missed.setdefault((*_where(node), found.reason), node)
+                elif node.span is not None:
+                    place = _constructed(ctx, graph, node) or node.span
+                    places.setdefault(place, []).append((node, ctx.cost_us(graph.index, found.inner)))
+        for place, nodes in sorted(places.items(), key=lambda item: (item[0].path, item[0].line, item[0].column)):
+            if place in needed:
+                yield self.decline(place, "this line also makes convolutions that need their bias")
+            else:
+                yield self._judge(ctx, place, nodes)
+        for (_, _, reason), node in sorted(missed.items(), key=lambda item: item[0]):
+            yield self.decline(node.span, reason)
+
+    def _judge(self, ctx: Context, place: Span, nodes: list[tuple[Node, float | None]]) -> Finding | Decline:
+        known = [cost for _, cost in nodes if cost is not None]
+        if not known:
+            return self.decline(place, "cannot tell: no measured time could be linked to it", needs=("links",))
+        cost = sum(known)
+        if cost / ctx.step_us < ctx.gate(self):
+            return self.decline(place, f"its convolutions take {cost / ctx.step_us:.1%} of the step")
+        moved = sum(3 * tensor_bytes(node) for node, _ in nodes)
+        bound = ctx.floor_us(0.0, moved, None)
+        return self.finding(
+            place,
+            "the bias of a convolution is taken out again by the BatchNorm after it: construct it with bias=False",
+            cited_us=cost,
+            high_us=bound or cost,
+            evidence=(
+                Evidence(what="time of these convolutions per step", value=round(cost, 1), unit="us"),
+                Evidence(what="share of the step", value=round(cost / ctx.step_us, 4), unit="share"),
+                Evidence(what="activation the bias is added to and summed over", value=moved // 3, unit="bytes"),
+                Evidence(what="calls of this code per step", value=len(nodes), unit="calls"),
+            ),
+        )
+
+    def rewrite(self, finding: Finding, source: Source) -> Rewrite | Decline:
+        try:
+            span, text = codemod.set_keywords(source, finding.span, {"bias": "False"})
+        except codemod.CannotEdit as error:
+            return self.decline(finding.span, f"the convolution is not constructed at this line ({error})")
+        call = ast.parse(text, mode="eval").body
+        if isinstance(call, ast.Call) and len(call.args) > 7:
+            return self.decline(finding.span, "the bias is given by position: pass False there")
+        if ".Conv" not in f".{text.split('(', 1)[0]}":
+            return self.decline(finding.span, "this call makes no convolution: pass bias=False where it is constructed")
+        return self.edit(finding, self.title, [(span, text)])
+
+
+def _where(node: Node) -> tuple[str, int]:
+    return (node.span.path, node.span.line) if node.span is not None else ("", 0)
+
+
+def _constructed(ctx: Context, graph: Graph, node: Node) -> Span | None:
+    assert node.span is not None
+    source = ctx.read(node.span.path)
+    found = construction_of(source, graph, node)
+    return source.span(found.call) if found is not None else None

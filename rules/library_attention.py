@@ -1,0 +1,381 @@
+"""A library's model runs its written-out attention although the library can call the fused one.
+
+## What it does
+Changes the line of the script that chose the slow form: `attn_implementation="eager"` of transformers becomes "sdpa",
+`set_fused_attn(False)` of timm becomes True, `AttnProcessor()` of diffusers becomes `AttnProcessor2_0()`, and a layer
+stack of x-transformers gets `attn_flash=True`. The library itself is never edited.
+
+## Why it costs
+The scores of every head go through memory once per operation, forward and backward, as in naive-attention. The step of
+a Hugging Face Llama of 0.7 billion parameters on an H200 went from 379 to 216 ms (bf16 autocast, batch 8 x 2048, torch
+2.11, transformers 5.17).
+
+## When not to
+When the script wants the weights (`output_attentions`); where the library has no other form: DeBERTa's disentangled
+attention, torchvision's Swin, types of transformers without `_supports_sdpa`; where the chosen options exclude it
+(talking heads of x-transformers). Where several lines could have made the model, the place is shown and left alone.
+
+## Fix safety
+NUMERICS: the same sum in another order. With dropout the draws come from another place of the random stream. Rows whose
+every key is padding get other values, which a padded loss does not read; the proof compares the losses.
+
+## References
+- transformers documentation, Attention backends
+- timm/layers/config.py, `set_fused_attn`
+- diffusers documentation, Attention Processor
+- x-transformers/x_transformers/attend.py
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from advisor import codemod
+from advisor.libraries import NO_SDPA, TIMM_EXPERIMENTAL, X_TRANSFORMERS_PLAIN
+from advisor.model import Decline, Evidence, Finding, Graph, Rewrite, Safety, Span
+from advisor.patterns import Attention, NearMiss, Region, attention_regions
+from advisor.patterns.callsites import keyword, package_file, spreads
+from advisor.patterns.regions import calls
+from advisor.rule import UNLINKED, Context, Example, GraphRule, step, tensor_bytes
+from advisor.source import Source
+
+EAGER = "eager_attention_forward"  # what transformers calls its exchangeable written-out attention
+ATTEND = "x_transformers.attend.Attend"
+NOT_OWN = ("site-packages/", "dist-packages/", "lib/python3", "outside/", "<", "/")
+MODEL = """\
+import torch
+from torch import nn
+from transformers import LlamaConfig, LlamaModel
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        config = LlamaConfig(
+            vocab_size=32, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=4{choice}
+        )
+        self.model = LlamaModel{made}
+
+    def forward(self, x):
+        return self.model(inputs_embeds=x{wanted}).last_hidden_state
+
+
+def get_init_inputs():
+    return []
+
+
+def get_inputs():
+    return [torch.randn(2, 6, 32, requires_grad=True)]
+"""
+
+
+def _model(choice: str = "", made: str = "(config)", wanted: str = "") -> str:
+    return MODEL.replace("{choice}", choice).replace("{made}", made).replace("{wanted}", wanted)
+
+
+@dataclass(frozen=True)
+class _Switch:
+    """The line that chose the slow form: what to replace by what, and an import that needs."""
+
+    path: str
+    call: Span
+    place: Span
+    text: str
+    added: Mapping[str, str]  # keyword arguments for the call at `place` instead of a replacement
+    imported: str = ""
+
+
+class LibraryAttention(GraphRule):
+    """attn_implementation="eager" -> "sdpa", and what corresponds to it in other libraries."""
+
+    id = "library-attention"
+    safety = Safety.NUMERICS
+    worth = 0.03
+    runs = (
+        "aten::_scaled_dot_product_flash_attention",
+        "aten::_scaled_dot_product_efficient_attention",
+        "aten::_scaled_dot_product_cudnn_attention",
+        "aten::_scaled_dot_product_flash_attention_for_cpu",
+    )
+    avoids = ("aten::_scaled_dot_product_attention_math",)
+    title = "ask the library for fused attention"
+    examples = (
+        Example(
+            before=_model(made='._from_config(config, attn_implementation="eager")'),
+            after=_model(made='._from_config(config, attn_implementation="sdpa")'),
+            profile=step(10_000, nodes=0.6),
+            saves=(0, 6_000),
+        ),
+        Example(
+            before=_model(choice=",\n            attn_implementation='eager',  # for now"),
+            after=_model(choice=",\n            attn_implementation='sdpa',  # for now"),
+            profile=step(10_000, nodes=0.6),
+            saves=(0, 6_000),
+        ),
+        Example(
+            before=_model(choice=',\n            attn_implementation="eager"'),
+            after=None,
+            profile=step(10_000, nodes=0.001),
+            because="the written-out attention of transformers takes 0.0% of the step",
+        ),
+    )
+
+    def search(self, graph: Graph) -> Iterator[Region | NearMiss]:
+        """Attention in installed packages, and x-transformers' attention by its class: it keeps every intermediate."""
+        keeps = {s.index: s.module for s in calls(graph, "softmax") if s.module_class == ATTEND and package_file(s)}
+        for found in attention_regions(graph):
+            node = graph.nodes[found.root if isinstance(found, Region) else found.node]
+            if package_file(node) is not None and node.module not in keeps.values():
+                yield found
+        for module in keeps.values():
+            mine = [n.index for n in graph.nodes if n.op.startswith("call_") and n.module == module]
+            yield Region(graph=graph.index, root=mine[-1], inputs={}, inner=frozenset(mine))
+
+    def match(self, ctx: Context) -> Iterator[Finding | Decline]:
+        """One result for each package that runs written-out attention, and a decline for each that only looks so."""
+        packages: dict[str, list[tuple[Graph, Region]]] = {}
+        missed: dict[str, Decline] = {}
+        for graph in ctx.graphs:
+            for found in self.search(graph):
+                node = graph.nodes[found.root if isinstance(found, Region) else found.node]
+                file = package_file(node) or ""
+                if isinstance(found, Region):
+                    packages.setdefault(file.split("/", 1)[0], []).append((graph, found))
+                else:
+                    reason = f"{file}:{node.frames[-1].line}: {found.reason}"
+                    missed.setdefault(reason, self.decline(node.span or graph.span, reason))
+        for package, regions in sorted(packages.items()):
+            yield self._judged(ctx, package, regions)
+        yield from (missed[reason] for reason in sorted(missed))
+
+    def _judged(self, ctx: Context, package: str, found: list[tuple[Graph, Region]]) -> Finding | Decline:
+        graph, region = found[0]
+        called = graph.nodes[region.root].span or graph.span
+        known = [c for g, r in found if (c := ctx.cost_us(g.index, r.inner)) is not None]
+        if not known:
+            return self.decline(called, f"{package}: {UNLINKED}", needs=("links",))
+        cost = sum(known)
+        share = cost / ctx.step_us
+        if share < ctx.gate(self):
+            return self.decline(called, f"the written-out attention of {package} takes {share:.1%} of the step")
+        switch = _switch(ctx, package, found)
+        if isinstance(switch, _Switch):
+            span = switch.call
+        elif called is None:
+            return self.decline(None, f"the attention of {package} takes {share:.1%} of the step: {switch}")
+        else:
+            span = called
+        return self._finding(ctx, package, found, cost, span, switch)
+
+    def _finding(
+        self,
+        ctx: Context,
+        package: str,
+        found: list[tuple[Graph, Region]],
+        cost: float,
+        span: Span,
+        switch: _Switch | str,
+    ) -> Finding:
+        graph, region = found[0]
+        floor = sum(_floor_us(ctx, g, r) for g, r in found if isinstance(r, Attention))
+        where = f"{package_file(graph.nodes[region.root])}:{graph.nodes[region.root].frames[-1].line}"
+        values = (
+            {"not applied": switch} if isinstance(switch, str) else {"text": switch.text, "import": switch.imported}
+        )
+        if isinstance(switch, _Switch):
+            values |= {f"keyword {name}": text for name, text in switch.added.items()}
+        return self.finding(
+            span,
+            f"{package} runs attention written out: the score matrix is stored and re-read by every operation",
+            cited_us=cost,
+            high_us=cost - floor,
+            evidence=(
+                Evidence(what="time of the written-out attention per step", value=round(cost, 1), unit="us"),
+                Evidence(what="share of the step", value=round(cost / ctx.step_us, 4), unit="share"),
+                Evidence(what="physical floor of the same attention", value=round(floor, 1), unit="us"),
+                Evidence(what="first of its places", value=where, unit="line"),
+                Evidence(what="calls of this code per step", value=len(found), unit="calls"),
+            ),
+            bindings={"place": switch.place} if isinstance(switch, _Switch) else {},
+            values=values,
+        )
+
+    def rewrite(self, finding: Finding, source: Source) -> Rewrite | Decline:
+        if "not applied" in finding.values:
+            return self.decline(finding.span, finding.values["not applied"])
+        place = finding.bindings["place"]
+        added = {n.split(" ", 1)[1]: text for n, text in finding.values.items() if n.startswith("keyword ")}
+        try:
+            edits = (
+                [codemod.set_keywords(source, place, added)]
+                if added
+                else [codemod.replace(place, finding.values["text"])]
+            )
+        except codemod.CannotEdit as error:
+            return self.decline(finding.span, str(error))
+        if finding.values["import"]:
+            edits.append(codemod.add_import(source, finding.values["import"]))
+        return self.edit(finding, self.title, edits)
+
+
+def _floor_us(ctx: Context, graph: Graph, region: Attention) -> float:
+    """Two products forward, 2.5 times that backward (Dao et al. 2022), half of it for a causal mask; query, key, value
+    and result moved once each way."""
+    sizes = region.sizes
+    query, value = graph.nodes[region.inputs["query"]], graph.nodes[region.inputs["value"]]
+    forward = 2.0 * sizes.rows * sizes.queries * sizes.keys * (sizes.width + sizes.value_width)
+    share = 0.5 if region.causal else 1.0
+    traffic = 3 * (2 * tensor_bytes(query) + 2 * tensor_bytes(value))
+    return ctx.floor_us(3.5 * share * forward, traffic, query.dtype)
+
+
+# ---------------------------------------------------------------------------------------------------------- the script
+
+
+def _switch(ctx: Context, package: str, found: list[tuple[Graph, Region]]) -> _Switch | str:
+    """The one line of the script that chose written-out attention, or why there is nothing to change."""
+    reason = _no_other_form(package, found)
+    if reason is not None:
+        return reason
+    look = LOOK.get(package)
+    if look is None:
+        return f"no switch of {package} is known: ask it for its fused form"
+    switches: list[_Switch] = []
+    for source in _own_sources(ctx):
+        result = look(source)
+        if isinstance(result, str):
+            return result
+        switches += result
+    if len(switches) == 1:
+        return switches[0]
+    return f"{len(switches)} lines of the script choose it" if switches else MISSING[package]
+
+
+MISSING = {
+    "transformers": "no line of the script names attn_implementation: the class or a checkpoint chose eager",
+    "timm": "no line of the script switches it off: look for TIMM_FUSED_ATTN=0 in the environment",
+    "diffusers": "no line of the script sets AttnProcessor: set AttnProcessor2_0",
+    "x_transformers": "no line of the script makes its layers: give them attn_flash=True",
+}
+
+
+def _no_other_form(package: str, found: list[tuple[Graph, Region]]) -> str | None:
+    for graph, region in found:
+        node = graph.nodes[region.root]
+        file = package_file(node) or ""
+        if package == "torchvision":
+            return "torchvision has no switch for it: Swin adds its biases to the scores by hand"
+        if package == "timm" and file.rsplit("/", 1)[-1] in TIMM_EXPERIMENTAL:
+            return f"{file} is fused only with set_fused_attn(True, experimental=True)"
+        if package == "transformers":
+            kind = file.split("/")[2] if file.startswith("transformers/models/") else file
+            if node.frames[-1].function != EAGER:
+                return f"the attention of {kind} is its own and cannot be exchanged"
+            if kind in NO_SDPA:
+                return f"transformers has no other attention for {kind}"
+    return None
+
+
+def _own_sources(ctx: Context) -> list[Source]:
+    """The user's files that the run has shown: those with operations, calls of graphs, loaders and optimizers."""
+    spans = [g.span for g in ctx.graphs]
+    spans += [use.span for use in ctx.profile.optimizers] + [loader.span for loader in ctx.profile.loaders]
+    spans += [frame for g in ctx.graphs for node in g.nodes for frame in node.frames]
+    paths = sorted({s.path for s in spans if s is not None and not s.path.startswith(NOT_OWN)})
+    sources = {source.path: source for source in map(ctx.read, paths)}
+    return list(sources.values())
+
+
+def _calls(source: Source) -> list[ast.Call]:
+    found = [n for n in ast.walk(source.tree) if isinstance(n, ast.Call)]
+    return sorted(found, key=lambda n: (n.lineno, n.col_offset))
+
+
+def _is(node: ast.expr | None, value: object) -> bool:
+    return isinstance(node, ast.Constant) and node.value is value
+
+
+def _quoted_like(source: Source, old: ast.expr, word: str) -> str:
+    mark = source.segment(old)[-1]
+    return f"{mark}{word}{mark}"
+
+
+def _transformers(source: Source) -> list[_Switch] | str:
+    chosen: list[tuple[ast.expr, ast.expr | ast.stmt]] = []
+    for call in _calls(source):
+        wanted = keyword(call, "output_attentions")
+        if wanted is not None and not _is(wanted, False):
+            return "output_attentions asks for the weights, which only the written-out attention gives"
+        chosen += [(k.value, call) for k in call.keywords if k.arg in ("attn_implementation", "_attn_implementation")]
+        if isinstance(call.func, ast.Attribute) and call.func.attr == "set_attn_implementation" and call.args:
+            chosen.append((call.args[0], call))
+    for statement in ast.walk(source.tree):
+        if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
+            target = statement.targets[0]
+            if isinstance(target, ast.Attribute) and target.attr in ("_attn_implementation", "attn_implementation"):
+                chosen.append((statement.value, statement))
+            if isinstance(target, ast.Attribute) and target.attr == "output_attentions":
+                return "output_attentions asks for the weights, which only the written-out attention gives"
+    open_choice = [value for value, _ in chosen if not isinstance(value, ast.Constant)]
+    if open_choice:
+        return f"the attention is chosen by `{ast.unparse(open_choice[0])}`: pass it sdpa"
+    return [
+        _Switch(source.path, source.span(place), source.span(value), _quoted_like(source, value, "sdpa"), {})
+        for value, place in chosen
+        if isinstance(value, ast.Constant) and value.value == "eager"
+    ]
+
+
+def _timm(source: Source) -> list[_Switch] | str:
+    found = []
+    for call in _calls(source):
+        if (source.qualified(call.func) or ast.unparse(call.func)).rsplit(".", 1)[-1] == "set_fused_attn":
+            enable = call.args[0] if call.args else keyword(call, "enable")
+            if enable is not None and _is(enable, False):
+                found.append(_Switch(source.path, source.span(call), source.span(enable), "True", {}))
+            elif enable is not None and not _is(enable, True):
+                return f"fused attention is chosen by `{ast.unparse(enable)}`"
+    return found
+
+
+def _diffusers(source: Source) -> list[_Switch] | str:
+    found = []
+    for call in _calls(source):
+        method = call.func.attr if isinstance(call.func, ast.Attribute) else None
+        if method not in ("set_attn_processor", "set_processor") or len(call.args) != 1:
+            continue
+        made = call.args[0].func if isinstance(call.args[0], ast.Call) else None
+        name = source.qualified(made) if made is not None else None
+        if made is None or name is None or name.rsplit(".", 1)[-1] != "AttnProcessor":
+            continue
+        module = name.rsplit(".", 1)[0]
+        imported = f"from {module} import AttnProcessor2_0" if isinstance(made, ast.Name) else ""
+        text = "AttnProcessor2_0" if isinstance(made, ast.Name) else f"{ast.unparse(made)}2_0"
+        found.append(_Switch(source.path, source.span(call), source.span(made), text, {}, imported))
+    return found
+
+
+def _x_transformers(source: Source) -> list[_Switch] | str:
+    found = []
+    for call in _calls(source):
+        name = source.qualified(call.func) or ""
+        if not name.startswith("x_transformers.") or name.rsplit(".", 1)[-1] not in ("Encoder", "Decoder"):
+            continue
+        given = {k.arg for k in call.keywords if k.arg is not None}
+        unknown = sorted(given - X_TRANSFORMERS_PLAIN)
+        if spreads(call) or unknown or call.args:
+            what = f"`{unknown[0]}`" if unknown else "arguments"
+            return f"{what} given to {name.rsplit('.', 1)[-1]} may exclude fused attention"
+        span = source.span(call)
+        found.append(_Switch(source.path, span, span, "", {"attn_flash": "True"}))
+    return found
+
+
+LOOK: Mapping[str, Callable[[Source], list[_Switch] | str]] = {
+    "transformers": _transformers,
+    "timm": _timm,
+    "diffusers": _diffusers,
+    "x_transformers": _x_transformers,
+}

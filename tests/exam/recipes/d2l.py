@@ -1,0 +1,43 @@
+"""Trains d2l's multi-head attention and its additive attention on random sequences."""
+
+import importlib.machinery
+import sys
+from unittest import mock
+
+import torch
+
+for name in "gym pandas matplotlib matplotlib.pyplot matplotlib_inline IPython requests torchvision scipy scipy.spatial PIL".split():
+    try:
+        __import__(name)
+    except Exception:
+        sys.modules[name] = mock.MagicMock(__spec__=importlib.machinery.ModuleSpec(name, None), __path__=[])
+from d2l import torch as d2l  # noqa: E402
+
+torch.manual_seed(0)
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = torch.nn.ModuleList(d2l.TransformerEncoderBlock(64, 128, 4, 0.1) for _ in range(2))
+        self.additive = d2l.AdditiveAttention(64, 0.1)
+
+    def forward(self, x, lengths):
+        for block in self.blocks:
+            x = block(x, lengths)
+        return self.additive(x, x, x, lengths)
+
+
+model = Model()
+
+
+def step(model):
+    return model(torch.randn(2, 12, 64), torch.tensor([9, 12])).square().mean()
+
+model.train()
+optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
+for _ in range(30):
+    loss = step(model)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()

@@ -1,0 +1,22 @@
+"""Trains ESM-2 on random residues."""
+
+import torch
+from esm.model.esm2 import ESM2
+
+torch.manual_seed(0)
+model = ESM2(num_layers=2, embed_dim=64, attention_heads=4)
+
+
+def step(model):
+    tokens = torch.randint(4, 24, (2, 32))
+    tokens[:, 28:] = model.padding_idx
+    scores = model(tokens)["logits"]
+    return torch.nn.functional.cross_entropy(scores.flatten(0, 1), torch.randint(4, 24, (64,)))
+
+model.train()
+optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
+for _ in range(30):
+    loss = step(model)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()

@@ -1,0 +1,23 @@
+"""Trains the spatial self-attention and the attention block of latent diffusion on random features."""
+
+import torch
+from ldm.modules.attention import SpatialSelfAttention
+from ldm.modules.diffusionmodules.model import AttnBlock, ResnetBlock
+
+torch.manual_seed(0)
+model = torch.nn.Sequential(
+    SpatialSelfAttention(32), ResnetBlock(in_channels=32, dropout=0.0, temb_channels=0), AttnBlock(32)
+)
+
+
+def step(model):
+    x = torch.randn(2, 32, 8, 8)
+    return model[2](model[1](model[0](x), None)).square().mean()
+
+model.train()
+optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
+for _ in range(30):
+    loss = step(model)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()

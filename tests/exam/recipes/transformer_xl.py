@@ -1,0 +1,41 @@
+"""Trains Transformer-XL's plain attention layers on random features; its import asks for a CUDA version."""
+
+import sys
+from pathlib import Path
+
+import torch
+
+torch.version.cuda = torch.version.cuda or "12.0"
+folder = Path(__file__).parent / "pytorch"
+sys.path[:0] = [str(folder), str(folder / "utils")]
+from mem_transformer import MultiHeadAttn  # noqa: E402
+
+torch.manual_seed(0)
+torch.version.cuda = None
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(MultiHeadAttn(4, 64, 16, 0.0) for _ in range(2))
+
+    def forward(self, x, mask):
+        for layer in self.layers:
+            x = layer(x, attn_mask=mask)
+        return x
+
+
+model = Model()
+mask = torch.triu(torch.ones(24, 24, dtype=torch.bool), diagonal=1)[:, :, None]
+
+
+def step(model):
+    return model(torch.randn(24, 2, 64), mask).square().mean()
+
+model.train()
+optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
+for _ in range(30):
+    loss = step(model)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()

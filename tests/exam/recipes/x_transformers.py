@@ -1,0 +1,21 @@
+"""Trains a decoder of x-transformers on random tokens."""
+
+import torch
+from x_transformers import Decoder, TransformerWrapper
+
+torch.manual_seed(0)
+model = TransformerWrapper(num_tokens=128, max_seq_len=64, attn_layers=Decoder(dim=64, depth=2, heads=4))
+
+
+def step(model):
+    tokens = torch.randint(0, 128, (4, 65))
+    scores = model(tokens[:, :-1])
+    return torch.nn.functional.cross_entropy(scores.flatten(0, 1), tokens[:, 1:].flatten())
+
+model.train()
+optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
+for _ in range(30):
+    loss = step(model)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()

@@ -1,0 +1,104 @@
+"""Tables of what an exam found: one row a script, recall and wrong findings, and a reason for every miss."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from examiner import Answer, Expectation, Grade, grade
+
+
+@dataclass(frozen=True)
+class Row:
+    """One script of an exam with its key, what was said and how that compares."""
+
+    name: str
+    origin: str
+    key: Sequence[Expectation]
+    answer: Answer
+    grade: Grade
+
+    @property
+    def asked(self) -> int:
+        """Places that must be found or spoken of."""
+        return sum(1 for wanted in self.key if wanted.answer in ("find", "say"))
+
+
+def row(name: str, origin: str, key: Sequence[Expectation], answer: Answer) -> Row:
+    """Grade an answer."""
+    return Row(name, origin, key, answer, grade(key, answer))
+
+
+def expectations(entries: Iterable[Mapping[str, Any]]) -> list[Expectation]:
+    """The key of one script as its file holds it."""
+    return [
+        Expectation(
+            answer=entry["answer"],
+            rules=tuple(entry["rules"]),
+            file=entry["file"],
+            lines=None if entry.get("lines") is None else (entry["lines"][0], entry["lines"][1]),
+            note=entry.get("note", ""),
+        )
+        for entry in entries
+    ]
+
+
+def write(rows: Sequence[Row], title: str, stem: Path) -> None:
+    """Write `stem`.json and `stem`.md."""
+    stem.with_suffix(".json").write_text(json.dumps(document(rows), indent=1) + "\n", encoding="utf-8")
+    stem.with_suffix(".md").write_text(markdown(rows, title), encoding="utf-8")
+
+
+def totals(rows: Sequence[Row]) -> dict[str, int]:
+    """Counts over the rows; `find` and `say` count places, `wrong` findings that nothing allows."""
+    counts = {"find": 0, "find_met": 0, "say": 0, "say_met": 0}
+    for each in rows:
+        for wanted in each.key:
+            if wanted.answer in ("find", "say"):
+                counts[wanted.answer] += 1
+                counts[f"{wanted.answer}_met"] += wanted in each.grade.met
+    return {**counts, "wrong": sum(len(each.grade.wrong) for each in rows)}
+
+
+def document(rows: Sequence[Row]) -> dict[str, Any]:
+    """Everything as JSON types."""
+    return {
+        "totals": totals(rows),
+        "scripts": [
+            {
+                "name": each.name,
+                "origin": each.origin,
+                "met": [str(wanted) for wanted in each.grade.met],
+                "missed": [{"wanted": str(wanted), "reason": reason} for wanted, reason in each.grade.missed],
+                "wrong": [{"rule": e.rule, "places": e.places, "text": e.text} for e in each.grade.wrong],
+                "trouble": list(each.answer.trouble),
+            }
+            for each in rows
+        ],
+    }
+
+
+def markdown(rows: Sequence[Row], title: str) -> str:
+    """A page with the totals, one row a script, and the reasons."""
+    sums = totals(rows)
+    lines = [
+        f"# {title}",
+        "",
+        f"Must be found: {sums['find_met']} of {sums['find']}. Must be spoken of (a finding, or a decline with its "
+        f"reason): {sums['say_met']} of {sums['say']}. Wrong findings: {sums['wrong']}.",
+        "",
+        "| script | from | asked | met | wrong findings | missed, and why |",
+        "|---|---|---|---|---|---|",
+    ]
+    for each in rows:
+        missed = "<br>".join(f"{wanted}: {_cell(reason)}" for wanted, reason in each.grade.missed) or "-"
+        wrong = "<br>".join(f"{e.rule} at {e.places}: {_cell(e.text)}" for e in each.grade.wrong) or "0"
+        lines.append(f"| {each.name} | {each.origin} | {each.asked} | {len(each.grade.met)} | {wrong} | {missed} |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")

@@ -1,0 +1,78 @@
+"""Examines public repositories against models_key.json: `python run_models.py CHECKOUTS [--python PATH] [NAME ...]`.
+
+CHECKOUTS holds one folder a repository, by its name, at the commit of the key; nothing of them is kept here. A recipe
+of recipes/ is put into the root of the checkout for as long as it runs, so that the repository's files count as the
+user's own. The packages that a repository imports must be there for the interpreter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from examiner import Answer, ask
+from results import Row, expectations, row, write
+
+HERE = Path(__file__).parent
+HELPER = "torchvision_schemas.py"
+
+
+def main() -> None:
+    """Run the recipes that are asked for and write the results beside this file."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("checkouts", type=Path)
+    parser.add_argument("names", nargs="*", help="recipes (default: all)")
+    parser.add_argument("--python", help="interpreter that runs the recipes")
+    parser.add_argument("--results", type=Path, default=HERE / "results_models")
+    given = parser.parse_args()
+    rows = []
+    for repository, name, key in recipes():
+        if given.names and name not in given.names:
+            continue
+        found = row(name, f"{repository['repository']} {repository['commit']}", expectations(key), Answer(()))
+        checkout = given.checkouts / repository["repository"].rpartition("/")[2]
+        if checkout.is_dir():
+            found = row(name, found.origin, found.key, examine(checkout, name, given.python))
+        else:
+            found = row(name, found.origin, found.key, Answer((), ("no checkout",)))
+        rows.append(found)
+        _tell(found)
+    write(rows, "Public repositories", given.results)
+
+
+def recipes() -> Iterator[tuple[dict[str, Any], str, list[dict[str, Any]]]]:
+    """Every repository of the key with each of its recipes and the key of that."""
+    for repository in json.loads((HERE / "models_key.json").read_text(encoding="utf-8")):
+        for name, key in repository["recipes"].items():
+            yield repository, name, key
+
+
+def examine(checkout: Path, name: str, interpreter: str | None) -> Answer:
+    """Put the recipe into a copy of the checkout and ask about it there."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder) / checkout.name
+        shutil.copytree(checkout, root, ignore=shutil.ignore_patterns(".advisor", ".git", "train_exam_*"))
+        if HELPER[:-3] in (HERE / "recipes" / f"{name}.py").read_text(encoding="utf-8"):
+            shutil.copy(HERE / "recipes" / HELPER, root)
+        script = root / f"train_exam_{name}.py"
+        shutil.copy(HERE / "recipes" / f"{name}.py", script)
+        return ask(script, interpreter=interpreter)
+
+
+def _tell(found: Row) -> None:
+    print(f"{found.name}: {len(found.grade.met)} of {found.asked}, {len(found.grade.wrong)} wrong", flush=True)
+    for wanted, reason in found.grade.missed:
+        print(f"  missed {wanted}: {reason[:300]}")
+    for entry in found.grade.wrong:
+        print(f"  wrong {entry.rule} {entry.places}: {entry.text[:200]}")
+    for trouble in found.answer.trouble:
+        print(f"  trouble {trouble[:300]}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

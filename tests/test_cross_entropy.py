@@ -1,0 +1,402 @@
+"""manual-cross-entropy and logits-memory on the ways people write a loss, and on what only looks like one."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from advisor import registry, testing
+from advisor.model import Decline, Finding, Rewrite
+from advisor.patch import build
+from advisor.patterns.losses import cross_entropy
+from advisor.rule import step
+
+torch = pytest.importorskip("torch")
+RULES = {name: item.rule for name, item in registry.load()[0].items()}
+
+HEAD = """\
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+PAD = 0
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("labels", torch.arange(12).reshape{shape} % 7, persistent=False)
+        self.register_buffer("soft", torch.rand(12, 7), persistent=False)
+        self.register_buffer("advantage", torch.rand(12), persistent=False)
+        self.eps = 0.1
+        self.log_softmax = nn.LogSoftmax(dim=-1)
+
+    def forward(self, x):
+        t = self.labels
+{body}
+
+
+def get_init_inputs():
+    return []
+
+
+def get_inputs():
+    torch.manual_seed(1)
+    return [torch.randn(*{scores}, requires_grad=True)]
+"""
+FLAT = ("(12)", "(12, 7)")
+BATCH = ("(2, 6)", "(2, 6, 7)")
+SECOND = ("(2, 6)", "(2, 7, 6)")  # the class axis comes second
+
+PICK = "lp = F.log_softmax(x, -1)\nnll = -lp.gather(-1, t.unsqueeze(-1)).squeeze(-1)\n"
+WRITTEN = {
+    "gather, mean": (FLAT, PICK + "return nll.mean()", "F.cross_entropy(x, t)"),
+    "gather, sum": (FLAT, PICK + "return nll.sum()", 'F.cross_entropy(x, t, reduction="sum")'),
+    "gather, a loss for each row": (FLAT, PICK + "return nll", 'F.cross_entropy(x, t, reduction="none")'),
+    "gather, column": (
+        FLAT,
+        "return -torch.log_softmax(x, 1).gather(1, t.view(-1, 1)).mean()",
+        "F.cross_entropy(x, t)",
+    ),
+    "indexed by the rows": (
+        FLAT,
+        "lp = x.log_softmax(dim=-1)\nreturn -lp[torch.arange(t.size(0)), t].mean()",
+        "F.cross_entropy(x, t)",
+    ),
+    "indexed by a range": (FLAT, "return -F.log_softmax(x, 1)[range(len(t)), t].mean()", "F.cross_entropy(x, t)"),
+    "one-hot": (
+        FLAT,
+        "hot = F.one_hot(t, 7).float()\nreturn -(hot * F.log_softmax(x, dim=1)).sum(dim=1).mean()",
+        "F.cross_entropy(x.float(), t)",
+    ),
+    "one-hot over the number of rows": (
+        FLAT,
+        "hot = F.one_hot(t, num_classes=7)\nreturn -torch.sum(hot * F.log_softmax(x, dim=1)) / t.size(0)",
+        "F.cross_entropy(x, t)",
+    ),
+    "scattered one-hot": (
+        FLAT,
+        "hot = torch.zeros_like(x).scatter(1, t.unsqueeze(1), 1.0)\nreturn -(hot * F.log_softmax(x, 1)).sum(-1).mean()",
+        "F.cross_entropy(x, t)",
+    ),
+    "logarithm of softmax": (
+        FLAT,
+        "p = torch.softmax(x, dim=1)\nreturn F.nll_loss(torch.log(p), t)",
+        "F.cross_entropy(x, t)",
+    ),
+    "logsumexp minus the score": (
+        FLAT,
+        "return (torch.logsumexp(x, dim=1) - x.gather(1, t[:, None]).squeeze(1)).mean()",
+        "F.cross_entropy(x, t)",
+    ),
+    "log_softmax before F.cross_entropy": (
+        FLAT,
+        "return F.cross_entropy(F.log_softmax(x, 1), t)",
+        "F.cross_entropy(x, t)",
+    ),
+    "masked mean": (
+        FLAT,
+        PICK + "keep = t != PAD\nreturn (nll * keep).sum() / keep.sum()",
+        "F.cross_entropy(x, t, ignore_index=PAD)",
+    ),
+    "masked mean, default index": (
+        FLAT,
+        "keep = t.ne(-100)\nlp = F.log_softmax(x, -1)\n"
+        "nll = -lp.gather(-1, t.clamp(min=0).unsqueeze(-1)).squeeze(-1)\nreturn (nll * keep).sum() / keep.sum()",
+        "F.cross_entropy(x, t)",
+    ),
+    "masked sum by fill": (
+        FLAT,
+        PICK + "return nll.masked_fill(t == 3, 0.0).sum()",
+        'F.cross_entropy(x, t, ignore_index=3, reduction="sum")',
+    ),
+    "smoothing": (
+        FLAT,
+        PICK + "return ((1 - self.eps) * nll + self.eps * -lp.mean(-1)).mean()",
+        "F.cross_entropy(x, t, label_smoothing=self.eps)",
+    ),
+    "smoothed one-hot": (
+        FLAT,
+        "hot = F.one_hot(t, 7) * 0.9 + 0.1 / 7\nreturn -(hot * F.log_softmax(x, 1)).sum(1).mean()",
+        "F.cross_entropy(x.float(), t, label_smoothing=0.1)",
+    ),
+    "soft targets": (
+        FLAT,
+        "return -(self.soft * F.log_softmax(x, dim=-1)).sum(dim=-1).mean()",
+        "F.cross_entropy(x, self.soft)",
+    ),
+    "batch and time, mean": (
+        BATCH,
+        PICK + "return nll.mean()",
+        "F.cross_entropy(x.flatten(0, -2), t.flatten())",
+    ),
+    "batch and time, for each token": (
+        BATCH,
+        PICK + "return nll",
+        'F.cross_entropy(x.flatten(0, -2), t.flatten(), reduction="none").view_as(t)',
+    ),
+    "batch and time, flattened before": (
+        BATCH,
+        "lp = F.log_softmax(x.view(-1, 7), dim=-1)\nreturn -lp.gather(1, t.view(-1, 1)).squeeze(1).mean()",
+        "F.cross_entropy(x.view(-1, 7), t.flatten())",
+    ),
+    "batch and time, mask": (
+        BATCH,
+        PICK + "keep = (t != PAD).float()\nreturn (nll * keep).sum() / keep.sum()",
+        "F.cross_entropy(x.float().flatten(0, -2), t.flatten(), ignore_index=PAD)",
+    ),
+    "classes second": (
+        SECOND,
+        "lp = F.log_softmax(x, dim=1)\nreturn -lp.gather(1, t.unsqueeze(1)).squeeze(1).mean()",
+        "F.cross_entropy(x, t)",
+    ),
+    "in float32": (
+        FLAT,
+        "lp = F.log_softmax(x.float(), -1)\nreturn -(F.one_hot(t, 7).float() * lp).sum(-1).mean()",
+        "F.cross_entropy(x.float(), t)",
+    ),
+    "a factor behind it": (FLAT, PICK + "return nll.mean() * 0.5", "F.cross_entropy(x, t) * 0.5"),
+    "a temperature before it": (
+        FLAT,
+        "lp = F.log_softmax(x / 2.0, -1)\nreturn -lp.gather(-1, t.unsqueeze(-1)).mean()",
+        "F.cross_entropy(x / 2.0, t)",
+    ),
+}
+TRAPS = {
+    "entropy of the same probabilities": (
+        FLAT,
+        PICK + "return nll.mean() + 0.1 * (lp.exp() * lp).sum(-1).mean()",
+        "log-probabilities `lp` are used elsewhere",
+    ),
+    "accuracy of the same probabilities": (
+        FLAT,
+        PICK + "return nll.mean() + 0 * (lp.argmax(-1) == t).float().mean()",
+        "log-probabilities `lp` are used elsewhere",
+    ),
+    "policy gradient": (
+        FLAT,
+        "lp = F.log_softmax(x, -1).gather(-1, t.unsqueeze(-1)).squeeze(-1)\nreturn -(lp * self.advantage).mean()",
+        "weighted by `.*advantage.*`: a policy gradient",
+    ),
+    "policy gradient, negated first": (FLAT, PICK + "return (nll * self.advantage).mean()", "policy gradient"),
+    "softmax twice": (FLAT, "return F.cross_entropy(torch.softmax(x, 1), t)", "softmax is applied twice"),
+    "softmax twice, by hand": (
+        FLAT,
+        "lp = F.log_softmax(F.softmax(x, 1), 1)\nreturn -lp.gather(1, t.unsqueeze(1)).mean()",
+        "softmax is applied twice",
+    ),
+    "probabilities for log-probabilities": (FLAT, "return F.nll_loss(F.softmax(x, 1), t)", "given probabilities"),
+    "a constant in the logarithm": (
+        FLAT,
+        "return F.nll_loss(torch.log(F.softmax(x, 1) + 1e-8), t)",
+        "a constant inside the logarithm",
+    ),
+    "mean over the classes too": (
+        FLAT,
+        "return -(F.one_hot(t, 7) * F.log_softmax(x, 1)).mean()",
+        "divides by the number of classes as well",
+    ),
+    "a literal batch size": (
+        FLAT,
+        "return -(F.one_hot(t, 7) * F.log_softmax(x, 1)).sum() / 12",
+        "divides by `12`, which may equal the number of rows in this run only",
+    ),
+    "smoothing spread over the other classes": (
+        FLAT,
+        "hot = torch.full_like(x, 0.1 / 6).scatter(1, t.unsqueeze(1), 0.9)\n"
+        "return -(hot * F.log_softmax(x, 1)).sum(1).mean()",
+        "divided by a number that is not known to be the number of classes",
+    ),
+    "smoothing whose rest is another number": (
+        FLAT,
+        PICK + "return (0.9 * nll + self.eps * -lp.mean(-1)).mean()",
+        "`0.9` is not shown to follow the label smoothing",
+    ),
+    "the same two operations": (FLAT, "return F.nll_loss(self.log_softmax(x), t)", "nothing to gain"),
+    "sum over each sequence": (
+        BATCH,
+        "lp = F.log_softmax(x, -1)\nreturn -lp.gather(-1, t.unsqueeze(-1)).sum(1).mean()",
+        "no loss that F.cross_entropy computes",
+    ),
+    "another dtype": (
+        FLAT,
+        "lp = F.log_softmax(x, -1).double()\nreturn -lp.gather(-1, t.unsqueeze(-1)).mean()",
+        "its dtypes differ",
+    ),
+}
+QUIET = {
+    "F.cross_entropy": (FLAT, "return F.cross_entropy(x, t)"),
+    "attention": (BATCH, "return torch.softmax(x, -1) @ x.transpose(-2, -1)"),
+    "log-probabilities returned": (FLAT, "return F.log_softmax(x, -1)"),
+    "divergence": (FLAT, "return (self.soft * (self.soft.log() - F.log_softmax(x, 1))).sum(1).mean()"),
+}
+
+
+def results(rule: str, layout: tuple[str, str], body: str, folder: Path) -> tuple[list[Finding | Decline], str, str]:
+    text = HEAD.replace("{body}", textwrap.indent(body, " " * 8))
+    text = text.replace("{shape}", layout[0]).replace("{scores}", layout[1])
+    ctx, source = testing.context_of(RULES[rule], text, step(10_000, nodes=0.5), folder)
+    found = list(RULES[rule].match(ctx))
+    after = text
+    if len(found) == 1 and isinstance(found[0], Finding):
+        rewrite = RULES[rule].rewrite(found[0], source)
+        assert isinstance(rewrite, Rewrite), rewrite
+        if "range(" not in body:  # capture does not record what a range holds, so the proof declines
+            testing.check_regions(rewrite, ctx.graphs, rule)
+        after = build([rewrite], lambda _: source).sources["example.py"]
+    return found, text, after
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_rewritten_and_the_same_function(name: str, tmp_path: Path) -> None:
+    layout, body, wanted = WRITTEN[name]
+    found, before, after = results("manual-cross-entropy", layout, body, tmp_path)
+    assert [type(f) for f in found] == [Finding], found
+    forward = after.split("def forward")[1].split("def get_init")[0]
+    assert f" {wanted}\n" in forward
+    assert "softmax" not in forward
+    testing.check_same_function(before, after, RULES["manual-cross-entropy"].tolerance, name)
+    assert not [r for r in results_of(after, tmp_path) if isinstance(r, Finding)]
+
+
+def results_of(text: str, folder: Path) -> list[Finding | Decline]:
+    ctx, _ = testing.context_of(RULES["manual-cross-entropy"], text, step(10_000, nodes=0.5), folder)
+    return list(RULES["manual-cross-entropy"].match(ctx))
+
+
+@pytest.mark.parametrize("name", TRAPS)
+def test_a_trap_is_declined_with_its_reason(name: str, tmp_path: Path) -> None:
+    layout, body, reason = TRAPS[name]
+    found, _, _ = results("manual-cross-entropy", layout, body, tmp_path)
+    assert found
+    assert all(isinstance(f, Decline) for f in found), found
+    assert re.search(reason, " ".join(f.reason for f in found if isinstance(f, Decline))), found
+
+
+@pytest.mark.parametrize("name", QUIET)
+def test_something_else_is_no_finding(name: str, tmp_path: Path) -> None:
+    layout, body = QUIET[name]
+    assert results("manual-cross-entropy", layout, body, tmp_path)[0] == []
+
+
+def test_a_mean_that_is_zero_without_targets_keeps_its_mean(tmp_path: Path) -> None:
+    """F.cross_entropy gives no number where all targets are ignored: only the loss of each row is replaced."""
+    body = PICK + "keep = t != PAD\nreturn (nll * keep).sum() / keep.sum().clamp(min=1)"
+    found, before, after = results("manual-cross-entropy", FLAT, body, tmp_path)
+    assert isinstance(found[0], Finding)
+    assert 'nll = F.cross_entropy(x, t, reduction="none")' in after
+    assert ".clamp(min=1)" in after
+    testing.check_same_function(before, after, RULES["manual-cross-entropy"].tolerance, "clamped mean")
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+@pytest.mark.parametrize("ignored", [-100, 3])
+def test_the_reference_is_torchs_cross_entropy(reduction: str, smoothing: float, ignored: int) -> None:
+    """What regions are compared with is torch's own function, ignored rows and a batch of nothing else included."""
+    generator = np.random.default_rng(3)
+    scores = generator.standard_normal((9, 7)) * 4
+    for target in (generator.integers(0, 7, 9), np.array([3, 3, 1, 2, 3, 0, 6, 5, 4]), np.full(9, ignored)):
+        ours = cross_entropy(scores, target.astype(np.float64), reduction, ignored, smoothing)
+        theirs = torch.nn.functional.cross_entropy(
+            torch.tensor(scores),
+            torch.tensor(target),
+            reduction=reduction,
+            ignore_index=ignored,
+            label_smoothing=smoothing,
+        )
+        np.testing.assert_allclose(ours, theirs.numpy(), rtol=1e-12)
+    soft = generator.random((9, 7))
+    theirs = torch.nn.functional.cross_entropy(
+        torch.tensor(scores), torch.tensor(soft), reduction=reduction, label_smoothing=smoothing
+    )
+    np.testing.assert_allclose(cross_entropy(scores, soft, reduction, -100, smoothing), theirs.numpy(), rtol=1e-12)
+
+
+# ------------------------------------------------------------------------------------------------------- logits-memory
+
+LAYER = """\
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(8, {classes}, bias=False)
+        self.register_buffer("labels", torch.arange(12).reshape(2, 6) % 7, persistent=False)
+
+    def forward(self, x):
+        t = self.labels
+        logits = self.head(x)
+{body}
+
+
+def get_init_inputs():
+    return []
+
+
+def get_inputs():
+    return [torch.randn(2, 6, 8, requires_grad=True)]
+"""
+
+
+def memory(body: str, classes: int, peak_bytes: int | None, folder: Path) -> list[Finding | Decline]:
+    text = LAYER.replace("{classes}", str(classes)).replace("{body}", textwrap.indent(body, " " * 8))
+    rule = RULES["logits-memory"]
+    ctx, _ = testing.context_of(rule, text, step(10_000, nodes=0.5), folder)
+    return list(rule.match(replace(ctx, profile=replace(ctx.profile, peak_bytes=peak_bytes))))
+
+
+def facts(finding: Finding) -> dict[str, float | str]:
+    return {evidence.what: evidence.value for evidence in finding.evidence}
+
+
+def test_logits_and_their_copies_are_counted(tmp_path: Path) -> None:
+    """The shifted loss of a language model: a float32 table, a contiguous copy of its slice, the log-softmax."""
+    body = (
+        "shifted = logits.float()[:, :-1].contiguous()\n"
+        "return F.cross_entropy(shifted.view(-1, shifted.size(-1)), t[:, 1:].reshape(-1))"
+    )
+    (found,) = memory(body, 20_000, 10_000_000, tmp_path)
+    assert isinstance(found, Finding)
+    table, shifted = 12 * 20_000 * 4, 10 * 20_000 * 4
+    told = facts(found)
+    assert told["logits of the output layer"] == table
+    assert told["copies of them before the loss"] == shifted  # .float() of float32 copies nothing
+    assert told["log-softmax kept for the backward pass"] == shifted
+    assert told["share of the peak memory"] == pytest.approx((table + 2 * shifted) / 10_000_000, abs=1e-4)
+    assert found.span.line == 16
+    assert isinstance(RULES["logits-memory"].rewrite(found, None), Decline)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("body", "classes", "peak_bytes", "reason"),
+    [
+        ("return F.cross_entropy(logits.flatten(0, 1), t.flatten()), logits", 20_000, None, "are returned as well"),
+        ("loss = F.cross_entropy(logits.flatten(0, 1), t.flatten())\nreturn loss + 0 * logits.argmax(-1).sum()",
+         20_000, None, "are used by `argmax` as well"),
+        ("return F.cross_entropy(logits.flatten(0, 1), t.flatten())", 100, 10_000_000, "100 classes are few"),
+    ],
+)  # fmt: skip
+def test_logits_that_stay_or_are_small_are_declined(
+    body: str, classes: int, peak_bytes: int | None, reason: str, tmp_path: Path
+) -> None:
+    (found,) = memory(body, classes, peak_bytes, tmp_path)
+    assert isinstance(found, Decline)
+    assert reason in found.reason
+
+
+def test_a_small_vocabulary_that_fills_the_memory_is_told(tmp_path: Path) -> None:
+    (found,) = memory("return F.cross_entropy(logits.flatten(0, 1), t.flatten())", 1_000, 200_000, tmp_path)
+    assert isinstance(found, Finding)
+
+
+def test_a_loss_on_something_else_than_a_layer_is_no_finding(tmp_path: Path) -> None:
+    assert memory("return F.cross_entropy(logits.flatten(0, 1).tanh(), t.flatten())", 20_000, None, tmp_path) == []

@@ -1,0 +1,477 @@
+"""Rules about Python loops over tensors, parameters, gradients and experts, on recordings of whole scripts."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from advisor import match, registry
+from advisor import patch as patching
+from advisor.capture.launch import Child
+from advisor.correlate import correlate
+from advisor.ingest.graph import read_graphs
+from advisor.ingest.kineto import read_trace
+from advisor.ingest.probe import read_probe
+from advisor.model import Decline, Environment, Finding, Hardware, Profile, Rewrite
+from advisor.rule import Context
+from advisor.session import Spec
+from advisor.source import Source
+
+torch = pytest.importorskip("torch")
+RULES = {name: item.rule for name, item in registry.load()[0].items()}
+
+# The cases of the PyTorch profiler's ForLoopIndexingPattern, and a recurrence.
+INDEXING = """\
+import torch
+from torch import nn
+
+
+def numbers(x):
+    for i in range(100):
+        x[i] = i  # store
+
+
+def added(x):
+    y = 0
+    for i in range(100):
+        y += x[i]  # sum
+    return y
+
+
+def multiplied(x):
+    y = 1
+    for i in range(100):
+        y *= x[i]  # product
+    return y
+
+
+def products(x):
+    y = x
+    for _ in range(100):
+        y = y @ x
+    return y
+
+
+def ranges(x):
+    for i in range(100):
+        x[i] = torch.arange(100) + i  # made
+
+
+def recurrent(x):
+    h = x[0]
+    for i in range(1, 40):
+        h = torch.tanh(h * 0.5 + x[i])  # recurrence
+    return h
+
+
+def mapped(x):
+    return torch.stack([torch.exp(x[i]) for i in range(20)])  # map
+
+
+class Rows(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(100, 4)
+        self.tables = nn.Parameter(torch.randn(12, 4, 4))
+
+    def forward(self, x):
+        y = self.layer(x)
+        total = y[0]
+        for row in range(1, 30):
+            total = total + y[row]  # captured by Dynamo
+        for level in range(12):
+            total = total @ self.tables[level]  # weights
+        return total
+
+
+model = Rows()
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+for step in range(5):
+    x = torch.ones(100, 100)
+    numbers(x)
+    added(x)
+    multiplied(x)
+    products(x)
+    ranges(x)
+    recurrent(x)
+    mapped(x)
+    model(torch.randn(30, 100)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+UPDATES = """\
+import copy
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Sequential(*[nn.Linear(8, 8) for _ in range(30)])
+ema = copy.deepcopy(model)
+shadow = {name: p.detach().clone() for name, p in model.named_parameters()}
+optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+trained = [p for p in model.parameters()]
+file = open("losses.txt", "w")
+for step in range(STEPS):
+    loss = model(torch.randn(16, 8)).square().mean()
+    loss.backward()
+    SCALED
+    # clip
+    total_norm = 0
+    for p in model.parameters():
+        if p.grad is None:
+            continue
+        grad_norm = p.grad.detach().norm(2)
+        total_norm += grad_norm.item() ** 2
+    total_norm = total_norm ** (1 / 2)
+    clip_coef = 1e-3 / (total_norm + 1e-6)
+    if clip_coef < 1:
+        for p in model.parameters():
+            if p.grad is not None:
+                p.grad.detach().mul_(clip_coef)
+    optimizer.step()
+    optimizer.zero_grad()
+    with torch.no_grad():
+        for e, p in zip(ema.parameters(), model.parameters()):
+            e.mul_(0.9).add_(p.data, alpha=0.1)  # average
+        for name, p in model.named_parameters():
+            shadow[name] = 0.9 * shadow[name] + (1 - 0.9) * p  # shadow
+        for q in trained:
+            q.mul_(1 - 1e-4)
+    print(repr(loss.item()), repr(float(total_norm)), file=file, flush=True)
+"""
+
+LIBRARY_CLIP = """\
+import torch
+from torch import nn
+from torch.nn.utils import clip_grad_norm_
+
+model = nn.Sequential(*[nn.Linear(8, 8) for _ in range(30)])
+optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+for step in range(5):
+    loss = model(torch.randn(16, 8)).square().mean()
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    norm = clip_grad_norm_(model.parameters(), 1.0, foreach=False, norm_type=2.0)
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+"""
+
+EXPERTS = """\
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class Expert(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.up = nn.Linear(width, 2 * width)
+        self.down = nn.Linear(2 * width, width)
+
+    def forward(self, x):
+        return self.down(F.silu(self.up(x)))
+
+
+class Mixture(nn.Module):
+    def __init__(self, width=16, experts=6):
+        super().__init__()
+        self.gate = nn.Linear(width, experts)
+        self.experts = nn.ModuleList(Expert(width) for _ in range(experts))
+
+    def forward(self, x):
+        x = x.reshape(-1, x.shape[-1])
+        weights, chosen = self.gate(x).softmax(-1).topk(2, -1)
+        out = torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            rows, slot = torch.where(chosen == number)
+            if rows.numel() == 0:
+                continue
+            out.index_add_(0, rows, expert(x[rows]) * weights[rows, slot, None])
+        return out
+
+
+model = Mixture()
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(5):
+    model(torch.randn(4, 8, 16)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+MIXTRAL = """\
+import torch
+from transformers import MixtralConfig, MixtralForCausalLM
+
+config = MixtralConfig(
+    vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+    num_key_value_heads=2, num_local_experts=4, max_position_embeddings=32,
+)
+config._experts_implementation = "eager"
+model = MixtralForCausalLM(config)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for step in range(5):
+    tokens = torch.randint(0, 64, (2, 16))
+    model(input_ids=tokens, labels=tokens).loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@dataclass
+class Seen:
+    """One recorded script and what a rule says of it."""
+
+    folder: Path
+    ctx: Context
+
+    def source(self) -> Source:
+        return self.ctx.read("train.py")
+
+    def line(self, text: str) -> int:
+        return next(n for n, line in enumerate(self.source().lines, start=1) if text in line)
+
+    def ask(self, rule: str) -> tuple[dict[int, Finding], dict[int, str]]:
+        """Findings and reasons of declines by line."""
+        results = list(RULES[rule].match(self.ctx))
+        findings = {r.span.line: r for r in results if isinstance(r, Finding)}
+        declines = {r.span.line: r.reason for r in results if isinstance(r, Decline) and r.span is not None}
+        assert len(findings) + len(declines) == len(results)
+        return findings, declines
+
+    def patched(self, finding: Finding) -> str:
+        rewrite = RULES[finding.rule].rewrite(finding, self.source())
+        assert isinstance(rewrite, Rewrite), rewrite
+        return patching.build([rewrite], lambda _: self.source()).sources["train.py"]
+
+
+def record(text: str, folder: Path, device: str = "cuda") -> Seen:
+    """Run a script through a brief capture; its operators' times count as those of a device of this kind."""
+    (folder / "train.py").write_text(text, encoding="utf-8")
+    out = folder / "out"
+    spec = Spec(
+        script=str(folder / "train.py"),
+        argv=(),
+        root=str(folder),
+        out=str(out),
+        plan="advisor.capture.probe:CapturePlan",
+        options={"brief": True, "device_rates": False, "environment": {"OMP_NUM_THREADS": "1"}},
+    )
+    with Child(spec, cwd=str(folder)) as child:
+        while child.receive() is not None:
+            continue
+        child.wait()
+        assert child.status().get("status") in ("stopped", "ended"), child.output_tail()
+    graphs, _ = read_graphs(out / "graph.json", folder)
+    profile = Profile(
+        environment=Environment(python="3", torch="2", cpu_count=2),
+        hardware=Hardware(name="a device", kind=device),
+        steps=(),
+        step_us=read_probe(out / "probe.json", folder).step_us,
+        graphs=graphs,
+        costs=correlate(read_trace(out / "trace.json.gz"), read_trace(out / "annotated.json.gz"), graphs).costs,
+    )
+    return Seen(folder, match.context(profile, lambda path: Source.read(folder, path), worth=0.0))
+
+
+# ------------------------------------------------------------------------------------------------------------- indexing
+
+
+@pytest.fixture(scope="module")
+def indexing(tmp_path_factory: pytest.TempPathFactory) -> Seen:
+    return record(INDEXING, tmp_path_factory.mktemp("indexing"), device="cpu")
+
+
+def test_each_loop_over_elements_is_found_once(indexing: Seen) -> None:
+    findings, declines = indexing.ask("python-loop-index")
+    expected = {
+        "# store": "writes the elements",
+        "# sum": "`sum` does it",
+        "# product": "`prod` does it",
+        "# made": "writes the elements",
+        "# map": "treats the elements",
+        "# captured by Dynamo": "`sum` does it",
+    }
+    assert {indexing.line(mark) for mark in expected} == set(findings)
+    for mark, words in expected.items():
+        assert words in findings[indexing.line(mark)].message
+    assert "recurrence" not in declines
+    assert declines[indexing.line("# recurrence")].startswith("every turn needs what the turn before computed")
+    assert indexing.line("# weights") in declines
+    assert len(declines) == 2, "products without an index are no loop over elements"
+
+
+def test_a_loop_cites_the_time_of_its_operations(indexing: Seen) -> None:
+    findings, _ = indexing.ask("python-loop-index")
+    for finding in findings.values():
+        by = {evidence.what: evidence.value for evidence in finding.evidence}
+        assert finding.estimate.high_us > 0
+        assert finding.estimate.high_us == pytest.approx(float(by["time of the loop's operations per step"]), abs=0.1)
+    added = {e.what: e.value for e in findings[indexing.line("# sum")].evidence}
+    assert added["elements taken or written one by one per step"] == 100
+    assert float(added["operations the loop makes per step"]) == 200
+
+
+def test_a_sum_of_rows_is_suggested_as_one_operation(indexing: Seen) -> None:
+    findings, _ = indexing.ask("python-loop-index")
+    assert "    y = 0\n    y += x[:100].sum(0)  # sum\n    return y\n" in indexing.patched(
+        findings[indexing.line("# sum")]
+    )
+    assert "    y *= x[:100].prod(0)  # product\n" in indexing.patched(findings[indexing.line("# product")])
+    rule = RULES["python-loop-index"]
+    for mark in ("# store", "# made", "# map", "# captured by Dynamo"):  # the last does not start from 0
+        assert isinstance(rule.rewrite(findings[indexing.line(mark)], indexing.source()), Decline)
+
+
+# -------------------------------------------------------------------------------------------------------------- updates
+
+
+@pytest.fixture(scope="module")
+def updates(tmp_path_factory: pytest.TempPathFactory) -> Seen:
+    text = UPDATES.replace("STEPS", "100").replace("SCALED", "pass")
+    return record(text, tmp_path_factory.mktemp("updates"))
+
+
+def losses(folder: Path, text: str) -> list[list[float]]:
+    folder.mkdir()
+    (folder / "train.py").write_text(text, encoding="utf-8")
+    subprocess.run([sys.executable, "train.py"], cwd=folder, check=True, env={"OMP_NUM_THREADS": "1", "PATH": ""})
+    return [
+        [float(v) for v in line.split()] for line in (folder / "losses.txt").read_text(encoding="utf-8").splitlines()
+    ]
+
+
+def test_clipping_by_hand_becomes_one_call(updates: Seen, tmp_path: Path) -> None:
+    findings, declines = updates.ask("clip-grad-slow")
+    assert not declines
+    (finding,) = findings.values()
+    assert finding.values == {}
+    by = {evidence.what: evidence.value for evidence in finding.evidence}
+    assert by["waits of the host for a norm per step"] == 60
+    assert float(by["launches per step"]) >= 180
+    text = updates.patched(finding)
+    assert (
+        "    # clip\n    total_norm = nn.utils.clip_grad_norm_(model.parameters(), 1e-3).item()\n    optimizer.step()\n"
+        in text
+    )
+    before, after = (
+        losses(tmp_path / name, re.sub(r"range\(100\):\n    loss", "range(12):\n    loss", content))
+        for name, content in (("before", updates.source().text), ("after", text))
+    )
+    assert len(before) == 12
+    for left, right in zip(before, after, strict=True):
+        assert left == pytest.approx(right, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ("+ 1e-6)", "+ 1e-8)", "the factor adds 1e-08 to the norm where torch adds 1e-6"),
+        ("norm(2)", "norm(1)", "is not the square of a gradient's 2-norm"),
+        ("norm(2)", "norm()", None),
+        ("(1 / 2)", "(1 / 3)", "the norm is not the square root of the sum of squares"),
+        ("    total_norm = total_norm ** (1 / 2)", "    total_norm **= 0.5", None),
+        ("clip_coef < 1:", "clip_coef < 2:", "the gradients are scaled if `clip_coef < 2`"),
+        ("total_norm = 0\n", "total_norm = 1\n", "the sum of squares does not start from 0"),
+        ("grad is None:", "grad is None or p.ndim < 2:", "the loop over the norms does more than add them up"),
+        ("for p in model.parameters():\n            if", "for p in trained:\n            if", "same parameters"),
+        ("mul_(clip_coef)\n", "mul_(clip_coef * 2)\n", "something else than scale"),
+        ("print(", "print(clip_coef, ", "`clip_coef` is read elsewhere"),
+        ("print(", "print(p.shape, ", "`p` is read elsewhere"),
+        ("1e-3 /", "total_norm * 0.1 /", "computed from the norm"),
+    ],
+)
+def test_only_torchs_own_formula_is_rewritten(updates: Seen, old: str, new: str, reason: str | None) -> None:
+    """The recording stays, the source is another: what is read off it decides."""
+    text = updates.source().text
+    assert old in text
+    other = replace(updates.ctx, read=lambda path: Source(path, text.replace(old, new)))
+    results = list(RULES["clip-grad-slow"].match(other))
+    (finding,) = results
+    assert isinstance(finding, Finding)
+    if reason is None:
+        assert finding.values == {}
+    else:
+        assert reason in finding.values["not applied"]
+        declined = RULES["clip-grad-slow"].rewrite(finding, other.read("train.py"))
+        assert isinstance(declined, Decline)
+
+
+def test_gradients_in_half_precision_are_only_shown(updates: Seen) -> None:
+    graphs = [
+        replace(g, nodes=tuple(replace(n, dtype="bfloat16" if n.dtype == "float32" else n.dtype) for n in g.nodes))
+        for g in updates.ctx.profile.graphs
+    ]
+    ctx = replace(updates.ctx, profile=replace(updates.ctx.profile, graphs=tuple(graphs)))
+    (finding,) = RULES["clip-grad-slow"].match(ctx)
+    assert isinstance(finding, Finding)
+    assert finding.values["not applied"] == "the gradients are bfloat16: the norm would be rounded to that"
+
+
+def test_averages_of_parameters_are_found_line_by_line(updates: Seen) -> None:
+    findings, declines = updates.ask("ema-loop")
+    assert not declines, "decay of the weights themselves is no average"
+    assert set(findings) == {updates.line("# average"), updates.line("# shadow")}
+    first = findings[updates.line("# average")]
+    by = {evidence.what: evidence.value for evidence in first.evidence}
+    assert by["decay"] == 0.9
+    assert by["launches per step"] == 120
+    assert (
+        "        torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)(list(ema.parameters()), list(model.parameters()), 0)"
+        in updates.patched(first)
+    )
+    other = findings[updates.line("# shadow")]
+    assert "AveragedModel" in str(RULES["ema-loop"].rewrite(other, updates.source()))
+
+
+def test_foreach_off_is_taken_out_and_unscale_stays(tmp_path: Path) -> None:
+    seen = record(LIBRARY_CLIP, tmp_path)
+    findings, _ = seen.ask("clip-grad-slow")
+    (finding,) = findings.values()
+    assert finding.span.line == seen.line("clip_grad_norm_(model")
+    assert seen.patched(finding) == LIBRARY_CLIP.replace(", foreach=False", "")
+    on_cpu = replace(seen.ctx, profile=replace(seen.ctx.profile, hardware=Hardware(name="CPU", kind="cpu")))
+    (declined,) = RULES["clip-grad-slow"].match(on_cpu)
+    assert isinstance(declined, Decline)
+    assert declined.reason == "on a CPU there are no launches that foreach could save"
+    plain = replace(seen.ctx, read=lambda path: Source(path, LIBRARY_CLIP.replace(", foreach=False", "")))
+    (declined,) = RULES["clip-grad-slow"].match(plain)
+    assert isinstance(declined, Decline)
+    assert declined.reason == "torch clips tensor by tensor on this device or for these tensors"
+
+
+# -------------------------------------------------------------------------------------------------------------- experts
+
+
+def test_a_loop_over_experts_that_dynamo_cannot_capture(tmp_path: Path) -> None:
+    seen = record(EXPERTS, tmp_path)
+    findings, declines = seen.ask("expert-loop")
+    assert not declines
+    (finding,) = findings.values()
+    assert finding.span.line == seen.line("out.index_add_")
+    by = {evidence.what: evidence.value for evidence in finding.evidence}
+    assert by["experts"] == 6
+    assert float(by["launches per step"]) > 100
+    assert "torch._grouped_mm" in str(RULES["expert-loop"].rewrite(finding, seen.source()))
+    assert seen.ask("python-loop-index") == ({}, {})
+
+
+def test_experts_of_a_library_are_shown_at_the_users_call(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    seen = record(MIXTRAL, tmp_path)
+    findings, declines = seen.ask("expert-loop")
+    assert not declines
+    (finding,) = findings.values()
+    assert finding.span.line == seen.line("model(input_ids=tokens")
+    assert finding.library is not None
+    assert finding.library.startswith("transformers/models/mixtral/modeling_mixtral.py:")
+    by = {evidence.what: evidence.value for evidence in finding.evidence}
+    assert (by["experts"], by["layers with this code"]) == (4, 2)
+    assert "experts_implementation" in RULES["expert-loop"].in_library

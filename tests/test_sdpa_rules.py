@@ -1,0 +1,431 @@
+"""mha-need-weights, materialised-causal-mask, gqa-repeat and sdpa-math-fallback on the ways people call attention."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from advisor import registry, testing
+from advisor.model import Decline, Finding, Graph, Node, Operators, Rewrite
+from advisor.patch import build
+from advisor.patterns.sdpa import math_cause, sdpa_calls
+from advisor.rule import Context, step
+
+pytest.importorskip("torch")
+RULES = {name: item.rule for name, item in registry.load()[0].items()}
+
+HEAD = """\
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.functional import scaled_dot_product_attention as sdpa
+
+
+def repeat_kv(x, n_rep: int):
+    bs, n_kv, slen, dim = x.shape
+    if n_rep == 1:
+        return x
+    x_ = x[:, :, None, :, :].expand(bs, n_kv, n_rep, slen, dim)
+    return x_.reshape(bs, n_kv * n_rep, slen, dim)
+
+
+def repeat_rows(n_rep: int, x):
+    bs, slen, n_kv, dim = x.shape
+    return (
+        x[:, :, :, None, :]
+        .expand(bs, slen, n_kv, n_rep, dim)
+        .reshape(bs, slen, n_kv * n_rep, dim)
+    )
+
+
+class Loud(nn.MultiheadAttention):
+    pass
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attn = nn.MultiheadAttention(16, 2, batch_first=True)
+        self.other = nn.MultiheadAttention(16, 2, batch_first=True, add_bias_kv=True)
+        self.loud = Loud(16, 2, batch_first=True)
+        self.layers = nn.ModuleList(nn.MultiheadAttention(16, 2, batch_first=True) for _ in range(2))
+        self.p = 0.0
+        self.register_buffer("tri", torch.ones(8, 8, dtype=torch.bool).tril(), persistent=False)
+        self.register_buffer("wide", torch.ones(16, 16, dtype=torch.bool).tril(), persistent=False)
+        self.register_buffer("add", torch.full((8, 8), float("-inf")).triu(1), persistent=False)
+        self.register_buffer("band", torch.ones(16, 16).tril().triu(-7) > 0, persistent=False)
+        self.bias = nn.Parameter(torch.zeros(8, 8))
+
+    def forward(self, {arguments}):
+{body}
+
+
+def get_init_inputs():
+    return []
+
+
+def get_inputs():
+    torch.manual_seed(1)
+    return [{inputs}]
+"""
+ROWS = ("x", "torch.randn(2, 8, 16, requires_grad=True)")
+HEADS = ("q, k, v", "torch.randn(2, 4, 8, 16, requires_grad=True) for _ in range(3)")
+GROUPS = ("q, k, v", "torch.randn(2, n, 8, 16, requires_grad=True) for n in (4, 2, 2)")
+ROWS_OF_HEADS = ("q, k, v", "torch.randn(2, 8, n, 16, requires_grad=True) for n in (4, 2, 2)")
+FLAT = ("q, k, v", "torch.randn(6, 8, 16, requires_grad=True) for _ in range(3)")
+
+MHA = {
+    "pair": "a, _ = self.attn(x, x, x)\nreturn x + a",
+    "first element": "return self.attn(x, x, x)[0]",
+    "named and never read": "a, weights = self.attn(x, x, x)\nreturn a",
+    "bound again": "a, w = self.attn(x, x, x)\na, w = self.attn(a, x, x, need_weights=False)\n"
+    "return a if w is None else w",
+    "kept under a name": "out = self.attn(x, x, x)\nreturn out[0] * 2",
+    "with a mask": "a, _ = self.attn(x, x, x, attn_mask=~self.tri)\nreturn a",
+    "with padding": "pad = torch.arange(8).expand(2, 8) > 5\nreturn self.attn(x, x, x, key_padding_mask=pad)[0]",
+    "with a causal hint": "a, _ = self.attn(x, x, x, attn_mask=self.add, is_causal=True)\nreturn a",
+    "asked for": "a, _ = self.attn(x, x, x, need_weights=True)\nreturn a",
+    "not averaged": "a, _ = self.attn(x, x, x, average_attn_weights=False)\nreturn a",
+    "bias key": "return self.other(x, x, x)[0]",
+    "in a loop": "for layer in self.layers:\n    x = x + layer(x, x, x)[0]\nreturn x",
+    "by keyword": "return self.attn(query=x, key=x, value=x)[0]",
+}
+NOT_MHA = {
+    "returned": ("a, w = self.attn(x, x, x)\nreturn a + w.mean()", "used after this call"),
+    "passed on": ("return sum(t.sum() for t in self.attn(x, x, x)) * torch.ones(1)", "used after this call|passed on"),
+    "stored": ("a, self.last = self.attn(x, x, x)\nreturn a", "used after this call|stored"),
+    "second element": ("return self.attn(x, x, x)[1]", "used after this call"),
+    "shape read": ("a, w = self.attn(x, x, x)\nreturn a * w.shape[-1]", "may be read in line"),
+    "read in a branch": (
+        "a, w = self.attn(x, x, x)\nif not self.training:\n    a = a + w.sum()\nreturn a",
+        "may be read",
+    ),
+    "a wrong hint": (
+        "a, _ = self.attn(x, x, x, attn_mask=~self.band[:8, :8].T, is_causal=True)\nreturn a",
+        "drop the mask",
+    ),
+    "a bias key and a hint": (
+        "a, _ = self.other(x, x, x, attn_mask=self.add, is_causal=True)\nreturn a",
+        "bias key",
+    ),
+    "a subclass": ("return self.loud(x, x, x)[0]", "not called through nn.MultiheadAttention itself"),
+    "the function itself": (
+        "m, r = self.attn, x.transpose(0, 1)\n"
+        "return F.multi_head_attention_forward(r, r, r, 16, 2, m.in_proj_weight, m.in_proj_bias, None, None, False, "
+        "0.0, m.out_proj.weight, m.out_proj.bias)[0]",
+        "not called through nn.MultiheadAttention itself",
+    ),
+    "by position": ("return self.attn(x, x, x, None, True)[0]", "given by position"),
+    "computed": ("want = x.ndim == 3\nreturn self.attn(x, x, x, need_weights=want)[0]", "is computed"),
+    "a hook": ("# register_forward_hook elsewhere\nreturn self.attn(x, x, x)[0]", "forward hook"),
+}
+
+CAUSAL = {
+    "buffer": "return F.scaled_dot_product_attention(q, k, v, self.tri)",
+    "cut from the corner": "T = q.size(2)\nreturn F.scaled_dot_product_attention(q, k, v, attn_mask=self.wide[:T, :T])",
+    "with leading axes": "T = q.size(2)\nreturn sdpa(q, k, v, attn_mask=self.wide[None, None, :T, :T])",
+    "additive": "return sdpa(q, k, v, attn_mask=self.add)",
+    "made here": "m = torch.triu(torch.full((8, 8), float('-inf')), diagonal=1)\nreturn sdpa(q, k, v, attn_mask=m)",
+    "opposite": "m = torch.ones(8, 8).tril()\nm = m == 1\nreturn sdpa(q, k, v, attn_mask=m)",
+    "with everything": "return sdpa(q, k, v, self.tri, self.p if self.training else 0.0, False, scale=0.3)",
+}
+NOT_CAUSAL = {
+    "a band": ("return sdpa(q, k, v, attn_mask=self.band[:8, :8])", "not a triangle as a whole"),
+    "prefix": ("return sdpa(q, k, v, attn_mask=self.tri | (torch.arange(8) < 2))", "not the lower triangle"),
+    "padding": ("return sdpa(q, k, v, attn_mask=(q[:, :1, :1, :8] < 9).expand(2, 1, 8, 8))", "not the lower triangle"),
+    "from the batch": ("return sdpa(q, k, v, attn_mask=self.tri & (k[0, 0, :, 0] < 99))", "depends on the batch"),
+    "more keys": ("return sdpa(q[:, :, :4], k, v, attn_mask=self.tri[:4])", "more keys than queries"),
+    "at an offset": ("S = q.size(2)\nreturn sdpa(q, k, v, attn_mask=self.wide[S - 8 : S, :8])", "at an offset"),
+    "an argument": (
+        "def attend(q, k, v, mask):\n    return sdpa(q, k, v, attn_mask=mask)\nreturn attend(q, k, v, self.tri)",
+        "argument of the function",
+    ),
+    "chosen": ("return sdpa(q, k, v, attn_mask=self.tri if self.training else None)", "chosen by a condition"),
+    "under a condition": (
+        "m = None\nif self.training:\n    m = self.tri\nreturn sdpa(q, k, v, attn_mask=m)",
+        "under a condition",
+    ),
+    "a computed diagonal": (
+        "m = torch.ones(8, 8, dtype=torch.bool).tril(q.size(2) - 8)\nreturn sdpa(q, k, v, attn_mask=m)",
+        "diagonal of the mask is computed",
+    ),
+}
+
+GQA = {
+    "interleaved": (
+        "k = k.repeat_interleave(2, dim=1)\nv = v.repeat_interleave(2, dim=1)\nreturn sdpa(q, k, v)",
+        "return sdpa(q, k, v, enable_gqa=True)",
+    ),
+    "other names": (
+        "kk = torch.repeat_interleave(k, 2, dim=1)\nvv = torch.repeat_interleave(v, repeats=2, dim=-3)\n"
+        "return sdpa(q, kk, vv, is_causal=True)",
+        "kk = k\nvv = v\nreturn sdpa(q, kk, vv, is_causal=True, enable_gqa=True)",
+    ),
+    "inside the call": (
+        "return sdpa(\n    q,\n    k.repeat_interleave(2, 1),\n    v.repeat_interleave(2, 1),  # shared\n)",
+        "return sdpa(\n    q,\n    k,\n    v,  # shared\n    enable_gqa=True,\n)",
+    ),
+    "expanded": (
+        "k = k[:, :, None].expand(2, 2, 2, 8, 16).reshape(2, 4, 8, 16)\n"
+        "v = v.unsqueeze(2).expand(-1, -1, 2, -1, -1).flatten(1, 2)\nreturn sdpa(q, k, (v))",
+        "return sdpa(q, k, (v), enable_gqa=True)",
+    ),
+    "a helper": (
+        "k = repeat_kv(k, 2)\nv = repeat_kv(v, n_rep=2)\nreturn sdpa(q, k, v, is_causal=True)",
+        "return sdpa(q, k, v, is_causal=True, enable_gqa=True)",
+    ),
+    "a mask": (
+        "return sdpa(q, repeat_kv(k, 2), repeat_kv(v, 2), attn_mask=self.add)",
+        "return sdpa(q, k, v, attn_mask=self.add, enable_gqa=True)",
+    ),
+}
+ROWS_FIRST = (  # the layout of llama2.c: repeat on (batch, position, head, width), then swap
+    "k = repeat_rows(2, k)\nv = repeat_rows(2, v)\nq = q.transpose(1, 2)\nk = k.transpose(1, 2)\n"
+    "v = v.transpose(1, 2)\nreturn sdpa(q, k, v, is_causal=True)",
+    "q = q.transpose(1, 2)\nk = k.transpose(1, 2)\nv = v.transpose(1, 2)\n"
+    "return sdpa(q, k, v, is_causal=True, enable_gqa=True)",
+)
+NOT_GQA = {
+    "tiled": ("return sdpa(q, k.repeat(1, 2, 1, 1), v.repeat(1, 2, 1, 1))", "tiled"),
+    "used elsewhere": ("k = repeat_kv(k, 2)\nv = repeat_kv(v, 2)\nreturn sdpa(q, k, v) + k", "used elsewhere"),
+    "shape read": (
+        "k = repeat_kv(k, 2)\nv = repeat_kv(v, 2)\nn = k.shape[1]\nreturn sdpa(q, k, v) * n",
+        "read again|read or",
+    ),
+    "keys alone": ("return sdpa(q, repeat_kv(k, 2), q)", "not repeated alike"),
+    "dropout on a CPU": ("return sdpa(q, repeat_kv(k, 2), repeat_kv(v, 2), dropout_p=0.5)", "math path already"),
+    "assigned together": (
+        "k, v = repeat_kv(k, 2), repeat_kv(v, 2)\nreturn sdpa(q, k, v)",
+        "cannot be rewritten safely",
+    ),
+}
+
+
+def text_of(body: str, kind: tuple[str, str]) -> str:
+    text = HEAD.replace("{arguments}", kind[0]).replace("{inputs}", kind[1])
+    return text.replace("{body}", textwrap.indent(body, " " * 8))
+
+
+def results(rule: str, text: str, folder: Path) -> tuple[list[Finding | Decline], str, Context]:
+    ctx, source = testing.context_of(RULES[rule], text, step(10_000, nodes=0.5), folder)
+    found = list(RULES[rule].match(ctx))
+    if len(found) == 1 and isinstance(found[0], Finding):
+        rewrite = RULES[rule].rewrite(found[0], source)
+        assert isinstance(rewrite, Rewrite), rewrite
+        return found, build([rewrite], lambda _: source).sources["example.py"], ctx
+    return found, text, ctx
+
+
+def check_declined(found: list[Finding | Decline], reason: str) -> None:
+    assert found
+    assert all(isinstance(f, Decline) for f in found), found
+    assert re.search(reason, " ".join(f.reason for f in found if isinstance(f, Decline))), found
+
+
+@pytest.mark.parametrize("name", MHA)
+def test_need_weights_is_switched_off_where_they_are_dropped(name: str, tmp_path: Path) -> None:
+    text = text_of(MHA[name], ROWS)
+    found, after, _ = results("mha-need-weights", text, tmp_path)
+    assert [type(f) for f in found] == [Finding], found
+    assert after.count("need_weights=False") == text.count("need_weights=False") + 1
+    assert after.replace(", need_weights=False", "") == text.replace(", need_weights=False", "").replace(
+        ", need_weights=True", ""
+    )
+    testing.check_same_function(text, after, 64.0, name)
+
+
+@pytest.mark.parametrize("name", NOT_MHA)
+def test_weights_that_may_be_read_stay(name: str, tmp_path: Path) -> None:
+    body, reason = NOT_MHA[name]
+    found, _, _ = results("mha-need-weights", text_of(body, ROWS), tmp_path)
+    check_declined(found, reason)
+
+
+def test_each_call_of_attention_is_judged_on_its_own(tmp_path: Path) -> None:
+    body = "a, _ = self.attn(x, x, x)\nc, w = self.other(a, x, x)\nreturn c + w.sum()"
+    found, _, _ = results("mha-need-weights", text_of(body, ROWS), tmp_path)
+    lines = {type(f): f.span.line for f in found if f.span is not None}
+    first = text_of(body, ROWS).splitlines().index("        a, _ = self.attn(x, x, x)") + 1
+    assert lines == {Finding: first, Decline: first + 1}
+
+
+def test_a_call_whose_weights_one_of_two_turns_needs_stays(tmp_path: Path) -> None:
+    """Weights that are read after a loop are those of its last turn; the call is the same in every turn."""
+    body = "for layer in self.layers:\n    x, w = layer(x, x, x)\nreturn x + w.sum()"
+    found, _, _ = results("mha-need-weights", text_of(body, ROWS), tmp_path)
+    check_declined(found, "may be read in line")
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_a_causal_mask_becomes_a_flag(name: str, tmp_path: Path) -> None:
+    text = text_of(CAUSAL[name], HEADS)
+    found, after, ctx = results("materialised-causal-mask", text, tmp_path)
+    assert [type(f) for f in found] == [Finding], found
+    forward = after.split("def forward")[1]
+    assert "is_causal=True" in forward
+    assert "attn_mask" not in forward
+    assert ("scale=0.3" in forward) == (name == "with everything")
+    testing.check_same_function(text, after, 64.0, name)
+    assert isinstance(found[0], Finding)
+    rewrite = RULES["materialised-causal-mask"].rewrite(found[0], ctx.read("example.py"))
+    assert isinstance(rewrite, Rewrite)
+    testing.check_regions(rewrite, ctx.graphs, name)
+
+
+@pytest.mark.parametrize("name", NOT_CAUSAL)
+def test_another_mask_stays(name: str, tmp_path: Path) -> None:
+    body, reason = NOT_CAUSAL[name]
+    found, _, _ = results("materialised-causal-mask", text_of(body, HEADS), tmp_path)
+    check_declined(found, reason)
+
+
+@pytest.mark.parametrize("name", [*GQA, "rows first"])
+def test_heads_are_shared_instead_of_repeated(name: str, tmp_path: Path) -> None:
+    before, wanted = GQA.get(name, ROWS_FIRST)
+    kind = ROWS_OF_HEADS if name == "rows first" else GROUPS
+    text = text_of(before, kind)
+    found, after, ctx = results("gqa-repeat", text, tmp_path)
+    assert [type(f) for f in found] == [Finding], found
+    assert after == text_of(wanted, kind)
+    testing.check_same_function(text, after, 64.0, name)
+    assert isinstance(found[0], Finding)
+    rewrite = RULES["gqa-repeat"].rewrite(found[0], ctx.read("example.py"))
+    assert isinstance(rewrite, Rewrite)
+    testing.check_regions(rewrite, ctx.graphs, name)
+
+
+@pytest.mark.parametrize("name", NOT_GQA)
+def test_repeats_that_are_something_else_stay(name: str, tmp_path: Path) -> None:
+    body, reason = NOT_GQA[name]
+    found, _, _ = results("gqa-repeat", text_of(body, GROUPS), tmp_path)
+    check_declined(found, reason)
+
+
+# -------------------------------------------------------------------------------------------------------- math fallback
+
+MATH = {
+    "three dimensions": ("return sdpa(q, k, v)", FLAT, "three|3 dimensions"),
+    "dropout": ("return sdpa(q, k, v, dropout_p=0.25)", HEADS, "no dropout"),
+    "learned bias": ("return sdpa(q, k, v, attn_mask=self.bias)", HEADS, "needs a gradient"),
+    "mask with three dimensions": ("return sdpa(q, k, v, attn_mask=self.add[None])", HEADS, "three|3 dimensions"),
+    "transposed width": ("return sdpa(q, k, v.mT.contiguous().mT)", HEADS, "not contiguous"),
+    "narrow values": ("return sdpa(q, k, v[..., :8])", HEADS, "another head dimension"),
+    "broadcast batch": ("return sdpa(q, k[:1], v[:1])", HEADS, "broadcast"),
+}
+FUSED = {
+    "plain": ("return sdpa(q, k, v)", HEADS),
+    "mask": ("return sdpa(q, k, v, attn_mask=self.add)", HEADS),
+    "grouped": ("return sdpa(q, k, v, enable_gqa=True)", GROUPS),
+    "odd width": ("return sdpa(q[..., :7], k[..., :7], v[..., :7])", HEADS),
+}
+
+
+def recorded(text: str, folder: Path) -> Operators:
+    """The operators of one forward pass, as the profiler records them."""
+    import torch
+
+    (folder / "recorded.py").write_text(text, encoding="utf-8")
+    module = testing.load_module(folder / "recorded.py")
+    model, inputs = module.Model(), module.get_inputs()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as profiler:
+        model(*inputs)
+    events = list(profiler.events())
+    rows = {id(event): row for row, event in enumerate(events)}
+    return Operators(
+        name=tuple(event.name for event in events),
+        parent=tuple(rows.get(id(event.cpu_parent), -1) for event in events),
+        shapes=tuple(tuple(tuple(shape) for shape in event.input_shapes) for event in events),
+    )
+
+
+def with_operators(ctx: Context, operators: Operators) -> Context:
+    return replace(ctx, profile=replace(ctx.profile, operators=operators))
+
+
+@pytest.mark.parametrize("name", MATH)
+def test_the_cause_of_the_math_path_is_named_and_torch_takes_it(name: str, tmp_path: Path) -> None:
+    body, kind, cause = MATH[name]
+    text = text_of(body, kind)
+    ctx, source = testing.context_of(RULES["sdpa-math-fallback"], text, step(10_000, nodes=0.5), tmp_path)
+    operators = recorded(text, tmp_path)
+    assert "aten::_scaled_dot_product_attention_math" in operators.name
+    (found,) = RULES["sdpa-math-fallback"].match(with_operators(ctx, operators))
+    if name == "dropout":  # GPUs have kernels for it: nothing to change
+        assert isinstance(found, Decline) and re.search(cause, found.reason)
+        return
+    assert isinstance(found, Finding)
+    assert re.search(cause, found.message)
+    rewrite = RULES["sdpa-math-fallback"].rewrite(found, source)
+    assert isinstance(rewrite, Rewrite) == (name == "three dimensions")
+    if isinstance(rewrite, Rewrite):
+        after = build([rewrite], lambda _: source).sources["example.py"]
+        assert "aten::_scaled_dot_product_attention_math" not in recorded(after, tmp_path).name
+        testing.check_same_function(text, after, 64.0, name)
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_a_fused_call_is_no_finding(name: str, tmp_path: Path) -> None:
+    body, kind = FUSED[name]
+    text = text_of(body, kind)
+    ctx, _ = testing.context_of(RULES["sdpa-math-fallback"], text, step(10_000, nodes=0.5), tmp_path)
+    operators = recorded(text, tmp_path)
+    assert "aten::_scaled_dot_product_attention_math" not in operators.name
+    assert all(math_cause(g, call) is None for g in ctx.graphs for call in sdpa_calls(g))
+    assert all(isinstance(f, Decline) for f in RULES["sdpa-math-fallback"].match(with_operators(ctx, operators)))
+
+
+def test_the_trace_decides_against_the_conditions(tmp_path: Path) -> None:
+    """Shapes that should fall back, under which the trace shows a fused kernel, are no finding."""
+    text = text_of("return sdpa(q, k, v)", FLAT)
+    ctx, _ = testing.context_of(RULES["sdpa-math-fallback"], text, step(10_000, nodes=0.5), tmp_path)
+    operators = recorded(text, tmp_path)
+    fused = replace(operators, name=tuple(n.replace("attention_math", "flash_attention") for n in operators.name))
+    assert all(isinstance(f, Decline) for f in RULES["sdpa-math-fallback"].match(with_operators(ctx, fused)))
+
+
+def on_cuda(graph: Graph, dtype: str) -> Graph:
+    def moved(node: Node) -> Node:
+        return replace(node, device="cuda", dtype=dtype if node.dtype == "float32" else node.dtype)
+
+    return replace(graph, nodes=tuple(moved(n) for n in graph.nodes))
+
+
+@pytest.mark.parametrize(
+    ("body", "dtype", "cause"),
+    [
+        ("return sdpa(q, k, v)", "bfloat16", None),
+        ("return sdpa(q, k, v)", "float32", None),
+        ("return sdpa(q, k, v)", "float64", "dtype"),
+        ("return sdpa(q, k, v, dropout_p=0.25)", "bfloat16", None),
+        ("return sdpa(q[..., :12], k[..., :12], v[..., :12])", "bfloat16", None),
+        ("return sdpa(q[..., :12], k[..., :12], v[..., :12], attn_mask=self.tri)", "bfloat16", "head-dim"),
+        ("return sdpa(q[..., :12], k[..., :12], v[..., :12])", "float32", None),
+        ("return sdpa(q[..., :10], k[..., :10], v[..., :10])", "float32", "head-dim"),
+    ],
+)
+def test_conditions_of_cuda(body: str, dtype: str, cause: str | None, tmp_path: Path) -> None:
+    ctx, _ = testing.context_of(RULES["gqa-repeat"], text_of(body, HEADS), step(10_000), tmp_path)
+    graph = on_cuda(ctx.graphs[0], dtype)
+    (call,) = sdpa_calls(graph)
+    found = math_cause(graph, call)
+    assert (found[0] if found else None) == cause
+
+
+@pytest.mark.parametrize(
+    ("body", "dtype", "reason"),
+    [
+        ("return sdpa(q, repeat_kv(k, 2), repeat_kv(v, 2), is_causal=True)", "bfloat16", None),
+        ("return sdpa(q, repeat_kv(k, 2), repeat_kv(v, 2))", "float32", "half precision"),
+        ("return sdpa(q, repeat_kv(k, 2), repeat_kv(v, 2), attn_mask=self.tri)", "bfloat16", "takes no mask"),
+    ],
+)
+def test_grouped_heads_on_cuda(body: str, dtype: str, reason: str | None, tmp_path: Path) -> None:
+    ctx, _ = testing.context_of(RULES["gqa-repeat"], text_of(body, GROUPS), step(10_000, nodes=0.5), tmp_path)
+    graphs = tuple(on_cuda(g, dtype) for g in ctx.graphs)
+    (found,) = RULES["gqa-repeat"].match(replace(ctx, profile=replace(ctx.profile, graphs=graphs)))
+    assert isinstance(found, Finding) == (reason is None)
+    assert reason is None or (isinstance(found, Decline) and reason in found.reason)
