@@ -103,7 +103,7 @@ def _align_in(
     found: list[Alignment] = []
     misses: list[Miss] = []
     for expression in source.expressions_at(frame.line, frame.column if frame.end_column is not None else None):
-        if isinstance(expression, (ast.Name, ast.Slice)):
+        if isinstance(expression, (ast.Name, ast.Slice, ast.Tuple, ast.List, ast.Dict)):
             continue
         statement = source.statement_of(expression)
         walk = Walk(graph, boundary, read)
@@ -176,13 +176,13 @@ def _check_pieces(statement: ast.stmt, state: State) -> None:
 def _lost(at: ast.If | ast.IfExp, taken: bool, consumed: Sequence[ast.stmt], reads: Sequence[ast.Name]) -> int | None:
     """The line of code on the other side of a condition that would change what the region computes."""
     if isinstance(at, ast.IfExp):
-        other = at.orelse if taken else at.body
+        side = at.orelse if taken else at.body
         passes = (
-            isinstance(other, ast.Name)
+            isinstance(side, ast.Name)
             and taken
-            and any(isinstance(n, ast.Name) and n.id == other.id for n in ast.walk(at.body))
+            and any(isinstance(n, ast.Name) and n.id == side.id for n in ast.walk(at.body))
         )
-        return None if passes else other.lineno
+        return None if passes else side.lineno
     names = {name for s in consumed for name in stored_names(s)}
     block = at.orelse if taken else at.body
     other = next((s.lineno for s in block if any(binds(s, name) or changes(s, name) for name in sorted(names))), None)

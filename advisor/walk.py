@@ -31,6 +31,7 @@ COMPARE: Mapping[type[ast.cmpop], str] = {
     ast.Gt: "gt",
     ast.GtE: "ge",
 }
+COMMUTATIVE = frozenset({"add", "mul"})  # `1 + x` is recorded as x + 1
 FIELDS: Mapping[str, int] = {"values": 0, "indices": 1}  # of what max, min, sort and topk over an axis return
 # operations whose arguments other than tensors choose elements or a shape, so that no rewrite needs their text
 MOVES = frozenset(
@@ -137,8 +138,25 @@ class Walk:
             raise Miss(f"`{_short(at)}` does not show how the value is computed", expression.lineno)
         if operation(node) != name or len(node.args) < len(operands):
             raise Miss(f"`{_short(at)}` is not the captured {operation(node)}", expression.lineno)
-        for position, operand in enumerate(operands):
-            self._operand(at.of(operand), node, position)
+        self._operands(at, operands, node)
+
+    def _operands(self, at: Place, operands: tuple[ast.expr, ...], node: Node) -> None:
+        """Operands in the order of the source; a number and a tensor may have been recorded the other way round."""
+        start = self.state.copy()
+        try:
+            for position, operand in enumerate(operands):
+                self._operand(at.of(operand), node, position)
+        except Miss as first:
+            turned = len(operands) == 2 and sum(isinstance(arg, Ref) for arg in node.args) == 1
+            if operation(node) not in COMMUTATIVE or not turned:
+                raise
+            missed, self.state = self.state, start
+            try:
+                for position, operand in enumerate(reversed(operands)):
+                    self._operand(at.of(operand), node, position)
+            except Miss:
+                self.state = missed
+                raise first from None
 
     def _item(self, at: Place, node: Node) -> bool:
         """Whether it selects a result of an operation with several, recorded where that operation is called."""
@@ -224,7 +242,8 @@ class Walk:
             if qualified is not None:
                 name = qualified.rsplit(".", 1)[-1]
             own = qualified is None and node.module is not None and node.module.rsplit(".", 1)[-1] == name
-            if name is None or own or canonical(f"method.{name}") != operation(node):
+            known = canonical(f"method.{name}") == operation(node) or _is_whole(node, at)
+            if name is None or own or not known:
                 raise self._not_shown(at)  # `own` is a module of another class than torch's
             self._arguments(at, list(expression.args), expression.keywords, node)
         else:
@@ -399,6 +418,18 @@ def computed_at(node: Node, at: Place) -> bool:
     if any("/torch/nn/" not in frame.path for frame in node.frames[depth + 1 :]):
         return False
     return node.op.startswith("call_") and starts_here(node.frames[depth], at)
+
+
+def _is_whole(node: Node, at: Place) -> bool:
+    """Whether a function of torch was called by exactly this expression, under whatever name it is kept."""
+    frame = node.frames[len(at.scope.frames)]
+    end = at.expression.end_lineno, at.expression.end_col_offset
+    if frame.end_column is None or end[1] is None or end[0] is None or not node.target.startswith("torch."):
+        return False
+    column = at.scope.source.character(end[0], end[1])
+    first = at.scope.source.character(at.expression.lineno, at.expression.col_offset)
+    whole = (at.expression.lineno, first, end[0], column)
+    return whole == (frame.line, frame.column, frame.end_line or frame.line, frame.end_column)
 
 
 def could_hold(node: Node, at: Place, graph: Graph) -> bool:

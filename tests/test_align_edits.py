@@ -95,8 +95,8 @@ def test_a_guarded_edit_keeps_what_did_not_run(name: str, ending: str, tmp_path:
         text_of(body).split("k, v):\n")[1].split("\n\n\ndef")[0] + "\n", textwrap.indent(after, " " * 8)
     )
     assert ("\r\n" in result) == (ending == "\r\n") and result.count("\n") == result.count(ending)
-    for given in (True, False):
-        expected, now = (outputs(t.replace("\r\n", "\n"), tmp_path, given) for t in (text, result))
+    for masked in (True, False):
+        expected, now = (outputs(t.replace("\r\n", "\n"), tmp_path, masked) for t in (text, result))
         torch.testing.assert_close(now, expected)
 
 
@@ -155,8 +155,8 @@ def test_without_a_guard_the_statements_of_a_branch_go_with_it(tmp_path: Path) -
     edits = codemod.expression_instead(source, source.span(found.root.expression), template, spelled, consumed)
     result = codemod.apply(source, edits)
     assert "masked_fill" not in result and "# to the values\n" in result
-    for given in (True, False):
-        torch.testing.assert_close(*(outputs(t, tmp_path, given) for t in (result, source.text)))
+    for masked in (True, False):
+        torch.testing.assert_close(*(outputs(t, tmp_path, masked) for t in (result, source.text)))
 
 
 # ------------------------------------------------------------------------------------- several regions, several files
