@@ -14,10 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from advisor.aligned import Alignment, Bound, Branch, Guard, Miss, outcome
 from advisor.model import Graph, Node
 from advisor.movable import check_movable
+from advisor.places import Place, Scope, is_own
 from advisor.reaching import binds, changes, stored_names
 from advisor.semantics import operation
 from advisor.source import Source
-from advisor.walk import BINARY, Place, Scope, State, Walk, is_own
+from advisor.walk import BINARY, State, Walk
 
 __all__ = ["BINARY", "Alignment", "Bound", "Branch", "Guard", "Miss", "align", "align_all", "outcome"]
 

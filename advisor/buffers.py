@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from advisor.aligned import Alignment
 from advisor.model import Span
+from advisor.reaching import stored_names
 from advisor.source import Source
 
 # functions and methods that make a mask or table without drawing random numbers and without another effect
@@ -96,19 +97,17 @@ def _only_makes(source: Source, call: ast.Call) -> bool:
     if value is None or any(isinstance(a, ast.Starred) for a in call.args):
         return False
     function = source.function_at(call.lineno)
-    local = {
-        n.id for n in ast.walk(function or source.tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
-    }
+    local = stored_names(function or source.tree)
     for node in ast.walk(value):
         if isinstance(node, ast.Call):
             func = node.func
             made = func.attr if isinstance(func, ast.Attribute) else func.id if isinstance(func, ast.Name) else None
             if made not in MAKERS:
                 return False
-        elif isinstance(node, (ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom, ast.Lambda)) or (
-            isinstance(node, ast.Name) and node.id in local
-        ):
+        elif isinstance(node, (ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom, ast.Lambda)):
             return False
+        elif isinstance(node, ast.Name) and node.id in local:
+            return False  # it would be left unused itself
     return True
 
 

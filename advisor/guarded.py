@@ -29,6 +29,9 @@ def guarded_instead(
     indent = line[: len(line) - len(line.lstrip(" \t\x0c"))]
     if source.character(begin.lineno, begin.col_offset) != len(indent):
         raise codemod.CannotEdit("the statement shares its line with the head of its block")
+    kept = _lines_inside_strings(source)
+    if kept & set(range(end.lineno, last + 1)):
+        raise codemod.CannotEdit("the statement holds a text of several lines")
     unit, ending = _unit(source, begin), "\r\n" if line.endswith("\r\n") else "\n"
     edits, template = codemod.named_modules(source, at.line, template)
     span, text = codemod.replace_expression(source, at, codemod.laid_out(source, at, codemod.spelled(template, texts)))
@@ -41,7 +44,6 @@ def guarded_instead(
     if isinstance(end, ast.Return):
         return [*edits, codemod.insert(source.path, begin.lineno, 0, new)]
     edits.append(codemod.insert(source.path, begin.lineno, 0, f"{new}{indent}else:{ending}"))
-    kept = _lines_inside_strings(source)
     for number in range(begin.lineno, last + 1):
         if source.lines[number - 1].strip() and number not in kept:
             edits.append(codemod.insert(source.path, number, 0, unit))

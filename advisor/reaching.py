@@ -183,3 +183,8 @@ def stored_names(node: ast.AST) -> set[str]:
     found = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
     changed = {changed_by(n.value) for n in ast.walk(node) if isinstance(n, ast.Expr)} - {None}
     return found | {name for name in changed if name is not None}
+
+
+def stored_attributes(node: ast.AST) -> set[str]:
+    """Attributes a statement or anything inside it assigns."""
+    return {n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store)}

@@ -7,8 +7,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from advisor.aligned import Bound, Miss
-from advisor.helpers_in_source import Called, called_helper
-from advisor.model import Arg, Graph, Node, Ref, Span, Symbol
+from advisor.helpers_in_source import called_helper
+from advisor.model import Arg, Graph, Node, Ref, Symbol
+from advisor.places import (
+    Place,
+    Scope,
+    check_scope,
+    computed_at,
+    could_hold,
+    is_own,
+    outermost,
+    root_of,
+    short,
+    spelled,
+    starts_here,
+)
 from advisor.reaching import Decision, Definition, reaching
 from advisor.semantics import TRANSPARENT, canonical, operation
 from advisor.source import Source
@@ -31,36 +44,13 @@ COMPARE: Mapping[type[ast.cmpop], str] = {
     ast.Gt: "gt",
     ast.GtE: "ge",
 }
-COMMUTATIVE = frozenset({"add", "mul"})  # `1 + x` is recorded as x + 1
+COMMUTATIVE = frozenset({"add", "mul"})
 FIELDS: Mapping[str, int] = {"values": 0, "indices": 1}  # of what max, min, sort and topk over an axis return
 # operations whose arguments other than tensors choose elements or a shape, so that no rewrite needs their text
 MOVES = frozenset(
     {"getitem", "view", "reshape", "transpose", "permute", "unsqueeze", "squeeze", "expand", "flatten", "unflatten"}
     | {"chunk", "split", "cat", "stack", "getattr"}
 )
-
-
-@dataclass(frozen=True)
-class Scope:
-    """One call of one function: its file, the recorded positions of its callers, its arguments where it is followed."""
-
-    source: Source
-    frames: tuple[Span, ...]
-    helper: Called | None = None
-    caller: Place | None = None
-
-
-@dataclass(frozen=True)
-class Place:
-    """An expression, the statement it is evaluated in and the call that evaluates it."""
-
-    expression: ast.expr
-    statement: ast.stmt
-    scope: Scope
-
-    def of(self, expression: ast.expr) -> Place:
-        """Another expression of the same statement."""
-        return Place(expression, self.statement, self.scope)
 
 
 @dataclass
@@ -111,7 +101,7 @@ class Walk:
         elif not computed_at(node, at):
             self._elsewhere(at, node)
         else:
-            self.state.visited[index] = Bound(*_outermost(at))
+            self.state.visited[index] = Bound(*outermost(at))
             self._operation(at, node)
 
     # ---------------------------------------------------------------------------------------------------- expressions
@@ -135,28 +125,27 @@ class Walk:
         elif isinstance(expression, ast.Attribute) and len(node.args) == 2 and node.args[1] == expression.attr:
             name, operands = "getattr", (expression.value,)
         else:
-            raise Miss(f"`{_short(at)}` does not show how the value is computed", expression.lineno)
+            raise Miss(f"`{short(at)}` does not show how the value is computed", expression.lineno)
         if operation(node) != name or len(node.args) < len(operands):
-            raise Miss(f"`{_short(at)}` is not the captured {operation(node)}", expression.lineno)
+            raise Miss(f"`{short(at)}` is not the captured {operation(node)}", expression.lineno)
         self._operands(at, operands, node)
 
     def _operands(self, at: Place, operands: tuple[ast.expr, ...], node: Node) -> None:
-        """Operands in the order of the source; a number and a tensor may have been recorded the other way round."""
-        start = self.state.copy()
-        try:
-            for position, operand in enumerate(operands):
+        """Operands in the order of the source; the eager recorder has `1 + x` as x + 1.
+
+        Where both orders suit, which operand is the number cannot be told, so that neither is taken.
+        """
+
+        def take(order: tuple[ast.expr, ...]) -> None:
+            for position, operand in enumerate(order):
                 self._operand(at.of(operand), node, position)
-        except Miss as first:
-            turned = len(operands) == 2 and sum(isinstance(arg, Ref) for arg in node.args) == 1
-            if operation(node) not in COMMUTATIVE or not turned:
-                raise
-            missed, self.state = self.state, start
-            try:
-                for position, operand in enumerate(reversed(operands)):
-                    self._operand(at.of(operand), node, position)
-            except Miss:
-                self.state = missed
-                raise first from None
+
+        number = len(node.args) == 2 and isinstance(node.args[0], Ref) and isinstance(node.args[1], (int, float))
+        if self.graph.kind != "eager" or len(operands) != 2 or operation(node) not in COMMUTATIVE or not number:
+            take(operands)
+            return
+        several = Miss(f"which operand of `{short(at)}` is the number cannot be told", at.expression.lineno)
+        self._only_one([lambda: take(operands), lambda: take(operands[::-1])], several)
 
     def _item(self, at: Place, node: Node) -> bool:
         """Whether it selects a result of an operation with several, recorded where that operation is called."""
@@ -172,9 +161,9 @@ class Walk:
         else:
             return False
         if item != node.args[1]:
-            raise Miss(f"`{_short(at)}` is not the captured result number {node.args[1]}", expression.lineno)
+            raise Miss(f"`{short(at)}` is not the captured result number {node.args[1]}", expression.lineno)
         assert isinstance(expression, (ast.Attribute, ast.Subscript))
-        self.state.visited[node.index] = Bound(*_outermost(at))
+        self.state.visited[node.index] = Bound(*outermost(at))
         self.visit(at.of(expression.value), node.args[0].index)
         return True
 
@@ -189,7 +178,7 @@ class Walk:
             if isinstance(func, ast.Attribute) and canonical(f"method.{func.attr}") in TRANSPARENT:
                 self.visit(at.of(func.value), node.index)
                 return
-        what = f"`{_short(at)}` is not where the captured {operation(node)} was computed"
+        what = f"`{short(at)}` is not where the captured {operation(node)} was computed"
         raise Miss(what, expression.lineno)
 
     def _operand(self, at: Place, node: Node, position: int | str) -> None:
@@ -202,20 +191,20 @@ class Walk:
         expression = at.expression
         if isinstance(arg, tuple) and _holds_tensor(arg):
             if not isinstance(expression, (ast.Tuple, ast.List)) or len(expression.elts) != len(arg):
-                raise Miss(f"`{_short(at)}` does not show the tensors one by one", expression.lineno)
+                raise Miss(f"`{short(at)}` does not show the tensors one by one", expression.lineno)
             for element, part in zip(expression.elts, arg, strict=True):
                 if isinstance(part, Ref):
                     self.visit(at.of(element), part.index)
             return
         if _holds_tensor(arg):
-            raise Miss(f"`{_short(at)}` holds a tensor in a way that is not followed", expression.lineno)
+            raise Miss(f"`{short(at)}` holds a tensor in a way that is not followed", expression.lineno)
         if _literal_differs(expression, arg):
             raise Miss(f"the constant {ast.unparse(expression)} is not the captured {arg!r}", expression.lineno)
         self._constant(at, node, position)
 
     def _constant(self, at: Place, node: Node, position: int | str) -> None:
         try:
-            self.state.constants[(node.index, position)] = _spelled(at)
+            self.state.constants[(node.index, position)] = spelled(at)
         except Miss:
             if operation(node) not in MOVES:
                 raise
@@ -223,7 +212,7 @@ class Walk:
     # ---------------------------------------------------------------------------------------------------------- calls
 
     def _call(self, at: Place, expression: ast.Call, node: Node) -> None:
-        if at.scope.helper is None or at.scope.source is _root(at.scope).source:
+        if at.scope.helper is None or at.scope.source is root_of(at.scope).source:
             self.state.calls[node.index] = expression.func
         elif operation(node) == "dropout":
             raise Miss("the helper that drops elements is in another file", expression.lineno)
@@ -242,7 +231,7 @@ class Walk:
             if qualified is not None:
                 name = qualified.rsplit(".", 1)[-1]
             own = qualified is None and node.module is not None and node.module.rsplit(".", 1)[-1] == name
-            known = canonical(f"method.{name}") == operation(node) or _is_whole(node, at)
+            known = canonical(f"method.{name}") == operation(node) or _is_kept_function(node, func)
             if name is None or own or not known:
                 raise self._not_shown(at)  # `own` is a module of another class than torch's
             self._arguments(at, list(expression.args), expression.keywords, node)
@@ -250,26 +239,29 @@ class Walk:
             raise self._not_shown(at)
 
     def _not_shown(self, at: Place) -> Miss:
-        return Miss(f"`{_short(at)}` is a call whose body is elsewhere", at.expression.lineno)
+        return Miss(f"`{short(at)}` is a call whose body is elsewhere", at.expression.lineno)
 
     def _module_call(self, at: Place, expression: ast.Call, node: Node) -> None:
         """A module of torch that computes one operation of its only argument."""
         others = [a for a in (*node.args[1:], *node.kwargs.values()) if _holds_tensor(a)]
         if others or not node.args or not isinstance(node.args[0], Ref):
-            raise Miss(f"`{_short(at)}` computes with parameters of its own", expression.lineno)
+            raise Miss(f"`{short(at)}` computes with parameters of its own", expression.lineno)
         self._operand(at.of(expression.args[0]), node, 0)
 
     def _arguments(self, at: Place, given: list[ast.expr], keywords: list[ast.keyword], node: Node) -> None:
         rest: tuple[Arg, ...] = node.args
         for position, argument in enumerate(given):
             if isinstance(argument, ast.Starred):
-                rest = node.args[position:]
                 if any(_holds_tensor(a) for a in rest):
                     raise Miss("arguments passed with * or ** cannot be read off", argument.lineno)
                 break
-            if position >= len(node.args):
-                raise Miss(f"`{_short(at)}` passes more than was captured", argument.lineno)
-            self._operand(at.of(argument), node, position)
+            if position < len(node.args):
+                self._operand(at.of(argument), node, position)
+            elif any(_holds_tensor(a) for a in node.kwargs.values()):
+                raise Miss(f"`{short(at)}` passes more than was captured", argument.lineno)
+            else:  # the eager recorder has what a function of torch.nn.functional is given by its name
+                self._constant(at.of(argument), node, position)
+            rest = node.args[position + 1 :]
         for keyword in keywords:
             if keyword.arg is None:
                 raise Miss("arguments passed with * or ** cannot be read off", keyword.value.lineno)
@@ -277,6 +269,10 @@ class Walk:
                 self._operand(at.of(keyword.value), node, keyword.arg)
             else:
                 self._constant(at.of(keyword.value), node, keyword.arg)
+        named = {keyword.arg for keyword in keywords}
+        hidden = [*rest, *(arg for name, arg in node.kwargs.items() if name not in named)]
+        if any(_holds_tensor(arg) for arg in hidden):
+            raise Miss(f"`{short(at)}` shows only some of its tensors", at.expression.lineno)
 
     # -------------------------------------------------------------------------------------------------------- helpers
 
@@ -290,7 +286,7 @@ class Walk:
         depth = len(at.scope.frames)
         frame = node.frames[depth + 1]
         if not is_own(frame):
-            raise Miss(f"`{_short(at)}` is a call whose body is in a library", expression.lineno)
+            raise Miss(f"`{short(at)}` is a call whose body is in a library", expression.lineno)
         if frame.path == at.scope.source.path:
             source = at.scope.source
         elif self.read is not None:
@@ -304,7 +300,7 @@ class Walk:
         self.visit(Place(helper.value, helper.result, scope), node.index)
         for statement in helper.body:
             if statement not in self.state.inside:
-                raise Miss(f"`{_short(at)}` computes more than is replaced", statement.lineno)
+                raise Miss(f"`{short(at)}` computes more than is replaced", statement.lineno)
 
     # ---------------------------------------------------------------------------------------------------------- names
 
@@ -323,7 +319,7 @@ class Walk:
 
         self._only_one(
             [lambda: take(expression.body, True), lambda: take(expression.orelse, False)],
-            Miss(f"which side of `{_short(at)}` ran cannot be told", expression.lineno),
+            Miss(f"which side of `{short(at)}` ran cannot be told", expression.lineno),
         )
 
     def _only_one(self, attempts: list[Callable[[], None]], several: Miss) -> None:
@@ -376,136 +372,19 @@ class Walk:
         node = self.graph.nodes[index]
         if operation(node) != "getitem" or node.args[1] != found.item or not isinstance(node.args[0], Ref):
             raise Miss(f"`{name.id}` is unpacked from something else", found.statement.lineno)
-        self.state.visited[index] = Bound(*_outermost(place))
+        self.state.visited[index] = Bound(*outermost(place))
         self.visit(place, node.args[0].index)
 
     def _bind(self, at: Place, index: int) -> None:
         node = self.graph.nodes[index]
+        if node.shape is not None and isinstance(at.expression, ast.Constant):
+            raise Miss(f"the number {short(at)} is not the captured tensor", at.expression.lineno)
         if not could_hold(node, at, self.graph):
-            raise Miss(f"`{_short(at)}` is not where the captured {operation(node)} was computed", at.expression.lineno)
-        bound = _spelled(at)
+            raise Miss(f"`{short(at)}` is not where the captured {operation(node)} was computed", at.expression.lineno)
+        bound = spelled(at)
         known = self.state.values.get(index)
         if known is None or (not isinstance(known.expression, ast.Name) and isinstance(bound.expression, ast.Name)):
             self.state.values[index] = bound
-
-
-# ------------------------------------------------------------------------------------------------------------ positions
-
-# how recorded paths of files that are not the user's own begin
-ELSEWHERE = ("site-packages/", "dist-packages/", "lib/python3", "outside/", "<", "/")
-
-
-def is_own(frame: Span) -> bool:
-    """Whether a recorded position lies in a file of the user's own."""
-    return not frame.path.replace("\\", "/").startswith(ELSEWHERE) and ":" not in frame.path[:2]
-
-
-def starts_here(frame: Span, at: Place) -> bool:
-    """Whether a recorded position is the start of an expression; only the line counts where no column is recorded."""
-    if frame.path != at.scope.source.path:
-        return False
-    starts = at.scope.source.starts(at.expression)
-    if frame.end_column is None:
-        return any(line == frame.line for line, _ in starts)
-    return (frame.line, frame.column) in starts
-
-
-def computed_at(node: Node, at: Place) -> bool:
-    """Whether a node was computed by this expression itself, in this call of its function."""
-    depth = len(at.scope.frames)
-    if len(node.frames) <= depth or node.frames[:depth] != at.scope.frames:
-        return False
-    if any("/torch/nn/" not in frame.path for frame in node.frames[depth + 1 :]):
-        return False
-    return node.op.startswith("call_") and starts_here(node.frames[depth], at)
-
-
-def _is_whole(node: Node, at: Place) -> bool:
-    """Whether a function of torch was called by exactly this expression, under whatever name it is kept."""
-    frame = node.frames[len(at.scope.frames)]
-    end = at.expression.end_lineno, at.expression.end_col_offset
-    if frame.end_column is None or end[1] is None or end[0] is None or not node.target.startswith("torch."):
-        return False
-    column = at.scope.source.character(end[0], end[1])
-    first = at.scope.source.character(at.expression.lineno, at.expression.col_offset)
-    whole = (at.expression.lineno, first, end[0], column)
-    return whole == (frame.line, frame.column, frame.end_line or frame.line, frame.end_column)
-
-
-def could_hold(node: Node, at: Place, graph: Graph) -> bool:
-    """Whether the recorded position of a boundary node allows that the expression gave its value."""
-    depth = len(at.scope.frames)
-    frames = node.frames
-    if not node.op.startswith("call_") or len(frames) <= depth or frames[:depth] != at.scope.frames:
-        return True
-    frame = frames[depth]
-    if frame.path != at.scope.source.path or operation(node) == "getitem":
-        return True
-    if isinstance(at.expression, (ast.Name, ast.Attribute)) and operation(node) != "getattr":
-        return not _within(frame, at) or _repeated(at)
-    if isinstance(at.expression, (ast.BinOp, ast.UnaryOp, ast.Compare)):
-        return starts_here(frame, at)
-    return True
-
-
-def _within(frame: Span, at: Place) -> bool:
-    """Whether a position lies in the statement of an expression, so that no name can hold its value there yet."""
-    statement = at.statement
-    last = statement.end_lineno or statement.lineno
-    if frame.end_column is None or not statement.lineno <= frame.line <= last:
-        return False
-    begin = at.scope.source.character(statement.lineno, statement.col_offset)
-    assert statement.end_col_offset is not None
-    end = at.scope.source.character(last, statement.end_col_offset)
-    return (statement.lineno, begin) <= (frame.line, frame.column) < (last, end)
-
-
-def _repeated(at: Place) -> bool:
-    node: ast.AST | None = at.expression
-    parents = at.scope.source.parents
-    while node is not None and not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-        if isinstance(node, (ast.For, ast.AsyncFor, ast.While, ast.comprehension, ast.ListComp, ast.GeneratorExp)):
-            return True
-        node = parents.get(node)
-    return False
-
-
-# ------------------------------------------------------------------------------------------------------------- spelling
-
-
-def _root(scope: Scope) -> Scope:
-    while scope.caller is not None:
-        scope = scope.caller.scope
-    return scope
-
-
-def _outermost(at: Place) -> tuple[ast.expr, ast.stmt]:
-    """The expression of the root's function that led to a place in a helper."""
-    while at.scope.caller is not None:
-        at = at.scope.caller
-    return at.expression, at.statement
-
-
-def _spelled(at: Place) -> Bound:
-    """The expression as the root's function can write it; raises `Miss` for one that reads a helper's own names."""
-    expression, scope = at.expression, at.scope
-    if scope.caller is None or scope.helper is None:
-        return Bound(expression, at.statement)
-    short = _short(at)
-    if isinstance(expression, ast.Name) and not scope.helper.assigns(expression.id):
-        argument = scope.helper.arguments.get(expression.id)
-        if argument is not None and argument not in scope.helper.defaults:
-            return _spelled(scope.caller.of(argument))
-        expression = argument or expression
-    if scope.source is not scope.caller.scope.source:
-        raise Miss(f"`{short}` is written in another file", expression.lineno)
-    for name in (n for n in ast.walk(expression) if isinstance(n, ast.Name)):
-        argument = scope.helper.arguments.get(name.id)
-        same = isinstance(argument, ast.Name) and argument.id == name.id
-        known = same if argument is not None else name.id in (*scope.source.imports, "float", "int", "slice")
-        if scope.helper.assigns(name.id) or not known:
-            raise Miss(f"`{short}` reads `{name.id}` of the helper it stands in", expression.lineno)
-    return _spelled(Place(expression, scope.caller.statement, scope.caller.scope))
 
 
 def is_module_call(at: Place, expression: ast.Call, node: Node) -> bool:
@@ -527,6 +406,17 @@ def is_module_call(at: Place, expression: ast.Call, node: Node) -> bool:
     return known and path[-2] == func.value.attr
 
 
+def _is_kept_function(node: Node, func: ast.expr) -> bool:
+    """Whether a name or an attribute of `self` stands for a function of torch: `self.act = F.silu`, then `self.act(x)`.
+
+    The node was computed where the call begins, and of what begins there only the call calls a plain name.
+    """
+    plain = isinstance(func, ast.Name) or (
+        isinstance(func, ast.Attribute) and isinstance(func.value, ast.Name) and func.value.id == "self"
+    )
+    return plain and node.op == "call_function" and node.target.startswith("torch.")
+
+
 def _names(module: str, node: Node) -> bool:
     """Whether a class of torch.nn is named after the operation: LogSoftmax computes log_softmax."""
     return module.lower() == operation(node).replace("_", "")
@@ -546,17 +436,3 @@ def _literal_differs(expression: ast.expr, arg: Arg) -> bool:
     except (ValueError, TypeError, SyntaxError):
         return False
     return not isinstance(value, (list, tuple, dict, set)) and bool(value != arg)
-
-
-def _short(at: Place) -> str:
-    text = " ".join(at.scope.source.segment(at.expression).split())
-    return text if len(text) <= 40 else text[:37] + "..."
-
-
-def check_scope(source: Source, name: ast.Name) -> None:
-    """A lambda or comprehension around a name may bind it to something else."""
-    node: ast.AST | None = source.parents.get(name)
-    while node is not None and not isinstance(node, ast.stmt):
-        if isinstance(node, (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)):
-            raise Miss(f"`{name.id}` stands inside a lambda or comprehension", name.lineno)
-        node = source.parents.get(node)

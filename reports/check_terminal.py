@@ -50,7 +50,7 @@ def _state(file: CheckedFile) -> str:
     parts = [wording.milliseconds(file.step_ms) + " a step"] if wording.known(file.step_ms) else []
     parts += [f"on {plain(file.device)}"] if file.device else []
     if file.status == "partial":
-        parts.append(f"in part: {plain(file.reason or '')}")
+        parts.append(f"in part: {plain(file.reason)}" if file.reason else "in part")
     return ", ".join(parts) + (f", run {plain(file.run)}" if file.run else "")
 
 

@@ -34,10 +34,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from advisor.attending import always_causal, sdpa_call
+from advisor.glance import Glance, glances
 from advisor.model import Decline, Evidence, Finding, Graph, Safety
 from advisor.patterns import Attention, NearMiss, Region, attention_regions, may_be_empty
 from advisor.patterns.callsites import package_file
 from advisor.rule import Context, Example, GraphRule, Site, step, tensor_bytes
+from advisor.source import Source
 
 MODEL = """\
 import math
@@ -121,6 +123,10 @@ class NaiveAttention(GraphRule):
             because="it takes 1.0% of the step",
         ),
     )
+
+    def glance(self, source: Source) -> Iterator[Glance]:
+        """What the source alone shows, told where the script cannot run."""
+        return glances(source, "attention")
 
     def search(self, graph: Graph) -> Iterator[Region | NearMiss]:
         """Attention in the user's own code; library-attention looks after the packages'."""

@@ -26,9 +26,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from advisor.glance import Glance, glances
 from advisor.model import Decline, Finding, Graph, Safety
 from advisor.patterns import NearMiss, Region, gelu_regions, same_code
 from advisor.rule import Context, Example, GraphRule, Site, step
+from advisor.source import Source
 
 MODEL = """\
 import math
@@ -102,6 +104,10 @@ class UnfusedGelu(GraphRule):
             because="the intermediate `t` is used elsewhere",
         ),
     )
+
+    def glance(self, source: Source) -> Iterator[Glance]:
+        """What the source alone shows, told where the script cannot run."""
+        return glances(source, "gelu")
 
     def search(self, graph: Graph) -> Iterator[Region | NearMiss]:
         return gelu_regions(graph)

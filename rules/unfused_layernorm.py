@@ -28,9 +28,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from advisor.glance import Glance, glances
 from advisor.model import Decline, Finding, Graph, Safety
 from advisor.patterns import NearMiss, Region, layer_norm_regions, same_code, shape_text
 from advisor.rule import Context, Example, GraphRule, Site, step
+from advisor.source import Source
 
 MODEL = """\
 import torch
@@ -101,6 +103,10 @@ class UnfusedLayerNorm(GraphRule):
             "adds eps to the standard deviation where F.layer_norm adds it to the variance",
         ),
     )
+
+    def glance(self, source: Source) -> Iterator[Glance]:
+        """What the source alone shows, told where the script cannot run."""
+        return glances(source, "layernorm")
 
     def search(self, graph: Graph) -> Iterator[Region | NearMiss]:
         return layer_norm_regions(graph)

@@ -31,9 +31,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from advisor.glance import Glance, glances
 from advisor.model import Decline, Finding, Graph, Safety
 from advisor.patterns import NearMiss, Region, rms_norm_regions, same_code, shape_text
 from advisor.rule import Context, Example, GraphRule, Site, step
+from advisor.source import Source
 
 MODEL = """\
 import torch
@@ -103,6 +105,10 @@ class UnfusedRmsNorm(GraphRule):
             "square",
         ),
     )
+
+    def glance(self, source: Source) -> Iterator[Glance]:
+        """What the source alone shows, told where the script cannot run."""
+        return glances(source, "rmsnorm")
 
     def search(self, graph: Graph) -> Iterator[Region | NearMiss]:
         return rms_norm_regions(graph)

@@ -56,6 +56,7 @@ class Model(nn.Module):
         self.layers = nn.ModuleList([nn.Dropout(0.0), nn.GELU()])
         self.stack = nn.Sequential(nn.Dropout(0.0), nn.GELU())
         self.act = nn.GELU()
+        self.kept = F.silu
         self.flag = True
         self.off = False
         self.scale = 0.5
@@ -91,6 +92,25 @@ def text_of(body: str, more: str = "", given: str = "") -> str:
 def captured(folder: Path, text: str) -> tuple[Source, Graph]:
     (folder / "example.py").write_text(text, encoding="utf-8")
     (graph,) = testing.capture(folder)
+    return Source.read(folder, "example.py"), graph
+
+
+def called(folder: Path, text: str) -> tuple[Source, Graph]:
+    """The calls of one step as the eager recorder sees them."""
+    from advisor.capture.annotate import Annotation
+    from advisor.capture.eager import EagerRecorder
+    from advisor.ingest.graph import read_graphs
+
+    (folder / "example.py").write_text(text, encoding="utf-8")
+    module = testing.load_module(folder / "example.py")
+    model, inputs = module.Model(), module.get_inputs()
+    annotation = Annotation([model], folder, str(folder), loop=EagerRecorder(), steps=2, dynamo=False)
+    annotation.begin()
+    for _ in range(2):
+        model(*inputs)
+        annotation.advance()
+    annotation.write()
+    (graph,) = read_graphs(folder / "graph.json", folder)[0]
     return Source.read(folder, "example.py"), graph
 
 

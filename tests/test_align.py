@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from aligning import MASK, MASKED, captured, shown, text_of, texts, under, whole, whole_of
+from aligning import MASK, MASKED, called, captured, shown, text_of, texts, under, whole, whole_of
 
 from advisor.align import Miss, align
 from advisor.model import Graph, Span
@@ -47,6 +47,9 @@ SPELLINGS = {
     "softmax module made here": "return nn.Softmax(dim=-1)(q @ k.mT) @ v",
     "dropout module": "p = self.dropout(q @ k.mT)\nreturn p @ v",
     "modules in a list": "return self.layers[1](self.layers[0](q @ k.mT)) @ v",
+    "a function kept by the object": "return self.kept(q) * k + v",
+    "a function kept by a name": "fun = F.silu\nreturn fun(q) * k + v",
+    "a number on the left": "return (1 + q) * (2 * k) + 3 * v",
     "gelu module": "return self.act(q) * k + v",
     "a helper": "return scaled(q @ k.mT) @ v",
     "nested helpers": "return scaled(scaled(q, 3.0) @ k.mT, factor=0.5) @ v",
@@ -276,3 +279,33 @@ def test_an_input_that_reads_an_intermediate_is_a_miss(tmp_path: Path) -> None:
     index = next(n.index for n in graph.nodes if n.target == "operator.getitem" and n.args[1] == 1)
     with pytest.raises(Miss, match="an input of the region reads the intermediate `i`"):
         align(source, graph, root, boundary | {index})
+
+
+# ------------------------------------------------------------------------------------------------------ eager recorder
+
+EAGER = {  # body, line of the root's operation, what the region reads
+    "numbers on either side": "s = 1 + q @ k.mT\ns = 2 * s * 0.5\nreturn s.softmax(-1) @ v",
+    "a function with its axis": "s = self.scale * (q @ k.mT)\nreturn F.softmax(s, -1) @ v",
+    "modules": "s = self.dropout(self.softmax(q @ k.mT))\nreturn s @ v",
+    "a branch": "s = q @ k.mT\nif self.flag:\n    s = F.dropout(s, 0.0, self.training)\nreturn s @ v",
+    "a helper": "return scaled(q @ k.mT, 0.5) @ v",
+}
+
+
+@pytest.mark.parametrize("name", EAGER)
+def test_calls_recorded_one_by_one(name: str, tmp_path: Path) -> None:
+    source, graph = called(tmp_path, text_of(EAGER[name]))
+    products = [n for n in graph.nodes if n.target.endswith("matmul")]
+    boundary = frozenset(n.index for n in graph.nodes if n.op == "placeholder")
+    found = align(source, graph, products[-1].index, boundary, branches=True)
+    assert texts(found) == QKV
+
+
+def test_a_number_and_a_tensor_that_look_alike_are_not_guessed(tmp_path: Path) -> None:
+    text = text_of("return F.silu(self.halved(q, 0.5)) + k + v").replace(
+        "    def scores(", "    def halved(self, x, y):\n        return x * y\n\n    def scores("
+    )
+    source, graph = called(tmp_path, text)
+    product = next(n for n in graph.nodes if n.target.endswith("mul"))
+    with pytest.raises(Miss, match="which operand of `x \\* y` is the number"):
+        align(source, graph, product.index, frozenset(product.inputs()))

@@ -46,3 +46,22 @@ def test_git_applies_the_diff(text: str, tmp_path: Path) -> None:
     (tmp_path / "p.diff").write_text(unified("train.py", text, wanted), encoding="utf-8", newline="")
     subprocess.run(["git", "apply", "p.diff"], cwd=tmp_path, check=True, capture_output=True)
     assert (tmp_path / "train.py").read_bytes().decode() == wanted
+
+
+def test_where_a_chain_over_several_lines_is_recorded() -> None:
+    source = Source("m.py", "y = (\n    x.exp()\n    .mül(2)\n    .T\n)\n")
+    found = {source.segment(e).split("\n")[-1].strip(): source.starts(e) for e in source.expressions_at(2, 4)}
+    assert found[".T"] == {(2, 4), (4, 5)}
+    assert found[".mül(2)"] == {(2, 4), (3, 5)}
+    assert found["x.exp()"] == {(2, 4)}
+    assert [source.segment(e)[-2:] for e in source.expressions_at(4, 5)] == [".T"]
+
+
+def test_an_import_inside_a_function_names_what_it_imports() -> None:
+    text = "import torch\ndef f(x):\n    import torch.nn.functional as fun\n    return fun.silu(x)\n"
+    source = Source("m.py", text)
+    call = next(n for n in ast.walk(source.tree) if isinstance(n, ast.Call))
+    assert source.qualified(call.func) == "torch.nn.functional.silu"
+    assert "fun" not in source.imports  # it cannot be spelled elsewhere
+    twice = Source("m.py", text + "def g(x):\n    import math as fun\n    return fun.erf(x)\n")
+    assert twice.qualified(next(n for n in ast.walk(twice.tree) if isinstance(n, ast.Call)).func) is None

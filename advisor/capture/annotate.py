@@ -180,7 +180,11 @@ class Annotation:
         last = self._done == self._steps - 1
         self._next_of_loop(last)
         if last:
-            self._profiler = torch.profiler.profile(record_shapes=True, activities=_activities())
+            self._profiler = torch.profiler.profile(
+                record_shapes=True,
+                activities=_activities(),
+                schedule=_every_step if self._steps < 3 else None,  # in the only trace there is, the step is marked
+            )
             self._profiler.start()
         return False
 
@@ -237,6 +241,10 @@ def _skipped_frames() -> int:
     """How many functions Dynamo has looked at and left to Python."""
     frames = _counters("frames")
     return frames.get("total", 0) - frames.get("ok", 0)
+
+
+def _every_step(_step: int) -> torch.profiler.ProfilerAction:
+    return torch.profiler.ProfilerAction.RECORD
 
 
 def _through(module: Any) -> Callable[..., Any]:

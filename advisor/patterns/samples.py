@@ -21,7 +21,8 @@ def agrees(graph: Graph, region: Attention) -> bool | None:
 
     A view with literal sizes fits the recorded shapes only: then the region proof tells.
     """
-    if region.scalars or region.split or any(operation(graph.nodes[i]) in LITERAL for i in region.inner):
+    twice = len(set(region.inputs.values())) < len(region.inputs)  # one tensor in two roles has one sample
+    if twice or region.scalars or region.split or any(operation(graph.nodes[i]) in LITERAL for i in region.inner):
         return None
     generator = np.random.default_rng(11)
     lengths, key = _lengths(region)

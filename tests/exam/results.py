@@ -52,6 +52,17 @@ def write(rows: Sequence[Row], title: str, stem: Path) -> None:
     stem.with_suffix(".md").write_text(markdown(rows, title), encoding="utf-8")
 
 
+def tell(found: Row) -> None:
+    """Print a row and what is wrong with it."""
+    print(f"{found.name}: {len(found.grade.met)} of {found.asked}, {len(found.grade.wrong)} wrong", flush=True)
+    for wanted, reason in found.grade.missed:
+        print(f"  missed {wanted}: {reason[:300]}")
+    for entry in found.grade.wrong:
+        print(f"  wrong {entry.rule} {entry.places}: {entry.text[:200]}")
+    for trouble in found.answer.trouble:
+        print(f"  trouble {trouble[:300]}", flush=True)
+
+
 def totals(rows: Sequence[Row]) -> dict[str, int]:
     """Counts over the rows; `find` and `say` count places, `wrong` findings that nothing allows."""
     counts = {"find": 0, "find_met": 0, "say": 0, "say_met": 0}

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from examiner import Answer, ask
-from results import Row, expectations, row, write
+from results import expectations, row, tell, write
 
 HERE = Path(__file__).parent
-HELPER = "torchvision_schemas.py"
+HELPERS = ("recipe_help.py", "torchvision_schemas.py")
 
 
 def main() -> None:
@@ -41,7 +41,7 @@ def main() -> None:
         else:
             found = row(name, found.origin, found.key, Answer((), ("no checkout",)))
         rows.append(found)
-        _tell(found)
+        tell(found)
     write(rows, "Public repositories", given.results)
 
 
@@ -57,21 +57,11 @@ def examine(checkout: Path, name: str, interpreter: str | None) -> Answer:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / checkout.name
         shutil.copytree(checkout, root, ignore=shutil.ignore_patterns(".advisor", ".git", "train_exam_*"))
-        if HELPER[:-3] in (HERE / "recipes" / f"{name}.py").read_text(encoding="utf-8"):
-            shutil.copy(HERE / "recipes" / HELPER, root)
+        for helper in HELPERS:
+            shutil.copy(HERE / helper, root)
         script = root / f"train_exam_{name}.py"
         shutil.copy(HERE / "recipes" / f"{name}.py", script)
         return ask(script, interpreter=interpreter)
-
-
-def _tell(found: Row) -> None:
-    print(f"{found.name}: {len(found.grade.met)} of {found.asked}, {len(found.grade.wrong)} wrong", flush=True)
-    for wanted, reason in found.grade.missed:
-        print(f"  missed {wanted}: {reason[:300]}")
-    for entry in found.grade.wrong:
-        print(f"  wrong {entry.rule} {entry.places}: {entry.text[:200]}")
-    for trouble in found.answer.trouble:
-        print(f"  trouble {trouble[:300]}", flush=True)
 
 
 if __name__ == "__main__":

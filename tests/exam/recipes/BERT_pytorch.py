@@ -2,6 +2,7 @@
 
 import torch
 from bert_pytorch.model import BERT, BERTLM
+from recipe_help import train
 
 torch.manual_seed(0)
 model = BERTLM(BERT(128, hidden=64, n_layers=2, attn_heads=4), 128)
@@ -16,10 +17,5 @@ def step(model):
     target = torch.randint(1, 128, (4, 32))
     return criterion(words.transpose(1, 2), target) + criterion(following, torch.ones(4, dtype=torch.long))
 
-model.train()
-optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
-for _ in range(30):
-    loss = step(model)
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
+
+train(model, step)

@@ -1,12 +1,11 @@
 """Trains the Swin transformer of models/ on random images."""
 
-import pathlib
-import sys
-
 import torch
-import torchvision_schemas
+from recipe_help import on_path, train
+from torchvision_schemas import declare
 
-sys.path.insert(0, str(pathlib.Path(__file__).with_name("models")))
+declare()
+on_path("models")
 from swin_transformer import SwinTransformer  # noqa: E402
 
 torch.manual_seed(0)
@@ -18,10 +17,5 @@ model = SwinTransformer(
 def step(model):
     return torch.nn.functional.cross_entropy(model(torch.randn(4, 3, 32, 32)), torch.randint(0, 10, (4,)))
 
-model.train()
-optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
-for _ in range(30):
-    loss = step(model)
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
+
+train(model, step)

@@ -1,6 +1,7 @@
 """Trains transformer.Models.Transformer on random tokens with padding."""
 
 import torch
+from recipe_help import train
 from transformer.Models import Transformer
 
 torch.manual_seed(0)
@@ -17,10 +18,5 @@ def step(model):
     scores = model(source, target[:, :-1])
     return torch.nn.functional.cross_entropy(scores, target[:, 1:].reshape(-1), ignore_index=1)
 
-model.train()
-optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
-for _ in range(30):
-    loss = step(model)
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
+
+train(model, step)

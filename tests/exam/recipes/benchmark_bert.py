@@ -1,10 +1,9 @@
 """Trains torchbench's fork of BERT-pytorch with its language model head on random tokens."""
 
-import sys
-from pathlib import Path
-
 import torch
-sys.path.insert(0, str(Path(__file__).parent / "torchbenchmark/models/BERT_pytorch"))
+from recipe_help import on_path, train
+
+on_path("torchbenchmark/models/BERT_pytorch")
 from bert_pytorch.model import BERT, BERTLM  # noqa: E402
 
 torch.manual_seed(0)
@@ -20,10 +19,5 @@ def step(model):
     target = torch.randint(1, 128, (4, 32))
     return criterion(words.transpose(1, 2), target) + criterion(following, torch.ones(4, dtype=torch.long))
 
-model.train()
-optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
-for _ in range(30):
-    loss = step(model)
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
+
+train(model, step)

@@ -1,11 +1,9 @@
 """Trains torchbench's nanogpt, on its path for torch without scaled_dot_product_attention, on random tokens."""
 
-import sys
-from pathlib import Path
-
 import torch
+from recipe_help import on_path, train
 
-sys.path.insert(0, str(Path(__file__).parent / "torchbenchmark/models/nanogpt"))
+on_path("torchbenchmark/models/nanogpt")
 from model import GPT, GPTConfig  # noqa: E402
 
 torch.manual_seed(0)
@@ -21,10 +19,5 @@ def step(model):
     scores = scores[0] if isinstance(scores, tuple) else scores
     return torch.nn.functional.cross_entropy(scores[:, -1], tokens[:, -1])
 
-model.train()
-optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
-for _ in range(30):
-    loss = step(model)
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
+
+train(model, step)

@@ -1,16 +1,11 @@
 """Trains torchbench's speech transformer attention on random features."""
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import torch
+from recipe_help import load, train
 
-path = Path(__file__).parent / "torchbenchmark/models/speech_transformer/speech_transformer/transformer/attention.py"
-spec = importlib.util.spec_from_file_location("speech_attention", path)
-module = importlib.util.module_from_spec(spec)
-sys.modules[spec.name] = module
-spec.loader.exec_module(module)
+FOLDER = "torchbenchmark/models/speech_transformer/speech_transformer/transformer"
+module = load(f"{FOLDER}/attention.py", "speech_attention")
+
 torch.manual_seed(0)
 
 
@@ -33,10 +28,5 @@ def step(model):
     mask[:, :, 20:] = True
     return model(torch.randn(2, 24, 64), mask).square().mean()
 
-model.train()
-optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
-for _ in range(30):
-    loss = step(model)
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
+
+train(model, step)

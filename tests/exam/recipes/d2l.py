@@ -1,16 +1,10 @@
 """Trains d2l's multi-head attention and its additive attention on random sequences."""
 
-import importlib.machinery
-import sys
-from unittest import mock
-
 import torch
+from recipe_help import stand_in, train
 
-for name in "gym pandas matplotlib matplotlib.pyplot matplotlib_inline IPython requests torchvision scipy scipy.spatial PIL".split():
-    try:
-        __import__(name)
-    except Exception:
-        sys.modules[name] = mock.MagicMock(__spec__=importlib.machinery.ModuleSpec(name, None), __path__=[])
+stand_in("gym pandas matplotlib matplotlib.pyplot matplotlib_inline IPython requests torchvision scipy PIL")
+stand_in("scipy.spatial")
 from d2l import torch as d2l  # noqa: E402
 
 torch.manual_seed(0)
@@ -34,10 +28,5 @@ model = Model()
 def step(model):
     return model(torch.randn(2, 12, 64), torch.tensor([9, 12])).square().mean()
 
-model.train()
-optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
-for _ in range(30):
-    loss = step(model)
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
+
+train(model, step)

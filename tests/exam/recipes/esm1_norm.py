@@ -2,6 +2,7 @@
 
 import torch
 from esm.modules import ESM1LayerNorm, gelu
+from recipe_help import train
 
 torch.manual_seed(0)
 
@@ -21,10 +22,5 @@ model = torch.nn.Sequential(Model(), Model())
 def step(model):
     return model(torch.randn(4, 32, 64)).square().mean()
 
-model.train()
-optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
-for _ in range(30):
-    loss = step(model)
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
+
+train(model, step)

@@ -2,6 +2,7 @@
 
 import torch
 from esm.model.esm2 import ESM2
+from recipe_help import train
 
 torch.manual_seed(0)
 model = ESM2(num_layers=2, embed_dim=64, attention_heads=4)
@@ -13,10 +14,5 @@ def step(model):
     scores = model(tokens)["logits"]
     return torch.nn.functional.cross_entropy(scores.flatten(0, 1), torch.randint(4, 24, (64,)))
 
-model.train()
-optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
-for _ in range(30):
-    loss = step(model)
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
+
+train(model, step)

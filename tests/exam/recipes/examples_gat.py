@@ -1,11 +1,9 @@
 """Trains the graph attention of pytorch/examples on a random graph: a trap."""
 
-import sys
-from pathlib import Path
-
 import torch
+from recipe_help import on_path, train
 
-sys.path.insert(0, str(Path(__file__).parent / "gat"))
+on_path("gat")
 from main import GAT  # noqa: E402
 
 torch.manual_seed(0)
@@ -16,10 +14,5 @@ adjacency = (torch.rand(40, 40) > 0.7).float() + torch.eye(40)
 def step(model):
     return torch.nn.functional.nll_loss(model(torch.randn(40, 32), adjacency), torch.randint(0, 5, (40,)))
 
-model.train()
-optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
-for _ in range(30):
-    loss = step(model)
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
+
+train(model, step)

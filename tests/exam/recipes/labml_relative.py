@@ -1,20 +1,11 @@
-"""Trains two layers of labml's relative attention, whose scores hold a shifted term: a trap, on random sequences; its logger is not needed."""
-
-import importlib.machinery
-import pathlib
-import sys
-import types
-from unittest import mock
+"""Trains labml's relative attention (shifted scores: a trap) on random sequences."""
 
 import torch
+from recipe_help import package, stand_in, train
 
-for name in ("labml", "labml.configs", "labml.logger", "labml.utils", "labml.experiment", "labml.tracker", "labml_helpers", "labml_helpers.module"):
-    sys.modules[name] = mock.MagicMock(__spec__=importlib.machinery.ModuleSpec(name, None), __path__=[])
-packages = ("transformers", "transformers.xl")
-for name in packages:  # without what their __init__ imports
-    package = types.ModuleType(f"labml_nn.{name}")
-    package.__path__ = [str(pathlib.Path(__file__).parent / "labml_nn" / name.replace(".", "/"))]
-    sys.modules[package.__name__] = package
+stand_in("labml labml.configs labml.logger labml.utils labml_helpers labml_helpers.module")
+package("labml_nn.transformers", "labml_nn/transformers")  # without its __init__
+package("labml_nn.transformers.xl", "labml_nn/transformers/xl")
 from labml_nn.transformers.xl.relative_mha import RelativeMultiHeadAttention  # noqa: E402
 
 torch.manual_seed(0)
@@ -37,10 +28,5 @@ mask = torch.tril(torch.ones(24, 24)).unsqueeze(-1)
 def step(model):
     return model(torch.randn(24, 2, 64), mask).square().mean()
 
-model.train()
-optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
-for _ in range(30):
-    loss = step(model)
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
+
+train(model, step)

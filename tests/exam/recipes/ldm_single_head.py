@@ -3,6 +3,7 @@
 import torch
 from ldm.modules.attention import SpatialSelfAttention
 from ldm.modules.diffusionmodules.model import AttnBlock, ResnetBlock
+from recipe_help import train
 
 torch.manual_seed(0)
 model = torch.nn.Sequential(
@@ -14,10 +15,5 @@ def step(model):
     x = torch.randn(2, 32, 8, 8)
     return model[2](model[1](model[0](x), None)).square().mean()
 
-model.train()
-optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
-for _ in range(30):
-    loss = step(model)
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
+
+train(model, step)

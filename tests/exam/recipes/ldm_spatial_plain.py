@@ -2,6 +2,7 @@
 
 import torch
 from ldm.modules.attention import SpatialTransformer
+from recipe_help import train
 
 torch.manual_seed(0)
 model = SpatialTransformer(32, 2, 16, depth=1, context_dim=24)
@@ -12,10 +13,5 @@ for block in model.transformer_blocks:
 def step(model):
     return model(torch.randn(2, 32, 8, 8), torch.randn(2, 10, 24)).square().mean()
 
-model.train()
-optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
-for _ in range(30):
-    loss = step(model)
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
+
+train(model, step)

@@ -2,6 +2,7 @@
 
 import torch
 from model import ModelArgs, Transformer
+from recipe_help import train
 
 torch.manual_seed(0)
 model = Transformer(ModelArgs(dim=64, n_layers=2, n_heads=4, n_kv_heads=2, vocab_size=128, max_seq_len=64))
@@ -12,10 +13,5 @@ def step(model):
     model(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
     return model.last_loss
 
-model.train()
-optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
-for _ in range(30):
-    loss = step(model)
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
+
+train(model, step)

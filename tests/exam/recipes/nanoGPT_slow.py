@@ -2,6 +2,7 @@
 
 import torch
 from model import GPT, GPTConfig
+from recipe_help import train
 
 torch.manual_seed(0)
 model = GPT(GPTConfig(block_size=64, vocab_size=128, n_layer=2, n_head=2, n_embd=64))
@@ -14,10 +15,5 @@ def step(model):
     tokens = torch.randint(0, 128, (4, 65))
     return model(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())[1]
 
-model.train()
-optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
-for _ in range(30):
-    loss = step(model)
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
+
+train(model, step)

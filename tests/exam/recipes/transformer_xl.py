@@ -1,13 +1,10 @@
 """Trains Transformer-XL's plain attention layers on random features; its import asks for a CUDA version."""
 
-import sys
-from pathlib import Path
-
 import torch
+from recipe_help import on_path, train
 
 torch.version.cuda = torch.version.cuda or "12.0"
-folder = Path(__file__).parent / "pytorch"
-sys.path[:0] = [str(folder), str(folder / "utils")]
+on_path("pytorch", "pytorch/utils")
 from mem_transformer import MultiHeadAttn  # noqa: E402
 
 torch.manual_seed(0)
@@ -32,10 +29,5 @@ mask = torch.triu(torch.ones(24, 24, dtype=torch.bool), diagonal=1)[:, :, None]
 def step(model):
     return model(torch.randn(24, 2, 64), mask).square().mean()
 
-model.train()
-optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
-for _ in range(30):
-    loss = step(model)
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
+
+train(model, step)

@@ -1,6 +1,7 @@
 """Trains whisper's model as it is: a control on random audio."""
 
 import torch
+from recipe_help import train
 from whisper.model import ModelDimensions, Whisper
 
 torch.manual_seed(0)
@@ -13,10 +14,5 @@ def step(model):
     scores = model(torch.randn(2, 16, 64), tokens[:, :-1])
     return torch.nn.functional.cross_entropy(scores.flatten(0, 1), tokens[:, 1:].flatten())
 
-model.train()
-optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
-for _ in range(30):
-    loss = step(model)
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
+
+train(model, step)

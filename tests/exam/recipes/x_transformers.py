@@ -1,6 +1,7 @@
 """Trains a decoder of x-transformers on random tokens."""
 
 import torch
+from recipe_help import train
 from x_transformers import Decoder, TransformerWrapper
 
 torch.manual_seed(0)
@@ -12,10 +13,5 @@ def step(model):
     scores = model(tokens[:, :-1])
     return torch.nn.functional.cross_entropy(scores.flatten(0, 1), tokens[:, 1:].flatten())
 
-model.train()
-optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
-for _ in range(30):
-    loss = step(model)
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
+
+train(model, step)

@@ -27,6 +27,17 @@ SCHEMAS = (
 )
 
 
+def declare() -> None:
+    """Declare the operators whose schemas torchvision's import asks for, unless its compiled part can be loaded."""
+    if not _loads():
+        _kept.append(torch.library.Library("torchvision", "DEF"))
+        for schema in SCHEMAS:
+            _kept[-1].define(schema)
+
+
+_kept: list[torch.library.Library] = []  # a library that is collected takes its operators away
+
+
 def _loads() -> bool:
     found = importlib.util.find_spec("torchvision")
     assert found is not None and found.origin is not None, "torchvision is not installed"
@@ -36,9 +47,3 @@ def _loads() -> bool:
         except OSError:
             return False
     return True
-
-
-if not _loads():
-    library = torch.library.Library("torchvision", "DEF")
-    for schema in SCHEMAS:
-        library.define(schema)

@@ -1,0 +1,73 @@
+"""Examines models of installed packages: `python run_packages.py [--python PATH ...] [NAME ...]`.
+
+The key is packages_key.json. Each script of scripts/ runs with the first interpreter that has its packages: this one,
+then those given.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from examiner import Answer, ask
+from results import Row, expectations, row, tell, write
+
+HERE = Path(__file__).parent
+HELPER = "torchvision_schemas.py"
+
+
+def main() -> None:
+    """Run the scripts that are asked for and write the results beside this file."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", help="scripts (default: all)")
+    parser.add_argument("--python", action="append", default=[], help="another interpreter, with more packages")
+    parser.add_argument("--results", type=Path, default=HERE / "results_packages")
+    given = parser.parse_args()
+    rows = []
+    for name, entry in key().items():
+        if not given.names or name in given.names:
+            rows.append(_row(name, entry, (sys.executable, *given.python)))
+            tell(rows[-1])
+    write(rows, "Models of installed packages", given.results)
+
+
+def key() -> dict[str, dict[str, Any]]:
+    """The scripts by name: their packages, with the versions the places were read at, and what must be said."""
+    loaded: dict[str, dict[str, Any]] = json.loads((HERE / "packages_key.json").read_text(encoding="utf-8"))
+    return loaded
+
+
+def examine(name: str, interpreter: str | None = None) -> Answer:
+    """Ask about a copy of a script in a folder of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder) / f"{name}.py"
+        shutil.copy(HERE / "scripts" / script.name, script)
+        if HELPER[:-3] in script.read_text(encoding="utf-8"):
+            shutil.copy(HERE / HELPER, folder)
+        return ask(script, interpreter=interpreter)
+
+
+def _row(name: str, entry: dict[str, Any], interpreters: tuple[str, ...]) -> Row:
+    packages = tuple(entry["packages"])
+    origin = ", ".join(f"{package} {version}" for package, version in entry["packages"].items()) or "torch"
+    usable = [path for path in interpreters if _has(path, packages)]
+    answer = examine(name, usable[0]) if usable else Answer((), (f"no interpreter has {origin}",))
+    return row(name, origin, expectations(entry["key"]), answer)
+
+
+@functools.cache
+def _has(interpreter: str, packages: tuple[str, ...]) -> bool:
+    names = [package.replace("-", "_") for package in packages]
+    check = f"import importlib.util as u, sys; sys.exit(any(u.find_spec(n) is None for n in {names}))"
+    return subprocess.run([interpreter, "-c", check]).returncode == 0
+
+
+if __name__ == "__main__":
+    main()

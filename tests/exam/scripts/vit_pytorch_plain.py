@@ -1,0 +1,22 @@
+"""Trains the plain ViT of vit-pytorch on random images."""
+
+import torch
+from torchvision_schemas import declare
+
+declare()
+from vit_pytorch import ViT  # noqa: E402
+
+torch.manual_seed(0)
+model = ViT(image_size=32, patch_size=8, num_classes=10, dim=64, depth=2, heads=4, mlp_dim=128)
+
+
+def step():
+    return torch.nn.functional.cross_entropy(model(torch.randn(4, 3, 32, 32)), torch.randint(0, 10, (4,)))
+
+
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+for _ in range(16):
+    loss = step()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
