@@ -6,11 +6,12 @@ import ast
 from typing import Any
 
 from advisor import codemod
-from advisor.align import Branch, Miss, outcome
+from advisor.align import Bound, Branch, Miss, outcome
 from advisor.model import Graph, Node, Replacement
 from advisor.patterns import Attention, Mask, default_scale
 from advisor.rule import Context, Site
 from advisor.source import Source
+from advisor.triangles import has_literal_diagonal, made_as_triangle
 
 
 def sdpa_call(ctx: Context, graph: Graph, site: Site, region: Attention) -> Replacement:
@@ -41,11 +42,7 @@ class _Call:
         dropout = _dropout_text(self.site, self.region)
         under = self._conditions(self.region.dropout[0]) if dropout else ""
         if under:
-            dropout = (
-                dropout.replace(" if ", f" if {under} and ", 1)
-                if " if " in dropout
-                else f"{dropout} if {under} else 0.0"
-            )
+            dropout = f"({dropout}) if {under} else 0.0"
         if dropout:
             arguments.append("dropout_p={dropout}")
             self.constants["dropout"] = (dropout, 0.0)
@@ -141,7 +138,8 @@ class _Call:
     def _is_causal(self) -> bool:
         """Whether the mask is causal for every caller and at every length."""
         bound = self.site.alignment.values[self.region.inputs["mask0"]]
-        if self.site.alignment.source.reads_parameter(bound.expression, bound.statement):
+        source = self.site.alignment.source
+        if source.reads_parameter(bound.expression, bound.statement) or not stays_triangle(source, bound):
             return False
         return always_causal(self.ctx, self.graph, self.region.masks[0])
 
@@ -187,11 +185,46 @@ class _Call:
         """Whether the scale is written as the root of the width of an operand, so that it stays the default."""
         if len(self.region.factors) != 1 or self._conditions(self.region.factors[0].node):
             return False
-        expression = self._expression(0)
-        text = "".join(self._number(0).split())
-        names = {n.id for n in ast.walk(expression) if isinstance(n, ast.Name)}
+        factor, expression = self.region.factors[0], self._expression(0)
         operands = {self.site.text(self.region.inputs[name]) for name in ("query", "key")}
-        return ("size(-1)" in text or "shape[-1]" in text) and names <= operands | {"math", "np", "numpy", "torch"}
+        return _is_root(expression, operands) if factor.divides else _is_inverse_root(expression, operands)
+
+
+def _is_width(node: ast.expr, operands: set[str]) -> bool:
+    """Whether an expression is the last size of one of the operands: q.size(-1), q.shape[-1]."""
+    text = ast.unparse(node)
+    return any(text in (f"{name}.size(-1)", f"{name}.shape[-1]", f"{name}.size(dim=-1)") for name in operands)
+
+
+def _is_root(node: ast.expr, operands: set[str]) -> bool:
+    if isinstance(node, ast.Call) and len(node.args) == 1 and not node.keywords:
+        return ast.unparse(node.func) in ("math.sqrt", "np.sqrt", "numpy.sqrt") and _is_width(node.args[0], operands)
+    return (
+        isinstance(node, ast.BinOp)
+        and isinstance(node.op, ast.Pow)
+        and _power(node) == 0.5
+        and (_is_width(node.left, operands))
+    )
+
+
+def _is_inverse_root(node: ast.expr, operands: set[str]) -> bool:
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div) and isinstance(node.left, ast.Constant):
+        return bool(node.left.value == 1) and _is_root(node.right, operands)
+    return (
+        isinstance(node, ast.BinOp)
+        and isinstance(node.op, ast.Pow)
+        and _power(node) == -0.5
+        and (_is_width(node.left, operands))
+    )
+
+
+def _power(node: ast.BinOp) -> float | None:
+    """The exponent where it is written as a number."""
+    try:
+        value = ast.literal_eval(node.right)
+    except ValueError:
+        return None
+    return float(value) if isinstance(value, (int, float)) else None
 
 
 def _outcome(source: Source, branch: Branch) -> str:
@@ -211,6 +244,37 @@ def _permuted(order: tuple[int, ...] | None) -> str:
     return f".permute({', '.join(str(axis) for axis in order)})"
 
 
+def stays_triangle(source: Source, bound: Bound) -> bool:
+    """Whether the source shows the triangle a mask is, through local names of its function."""
+    function = source.function_at(bound.statement.lineno)
+    seen: set[str] = set()
+    pending: list[ast.expr] = [bound.expression]
+    while pending:
+        expression = pending.pop()
+        if not made_as_triangle(source, expression) or _may_vary(expression):
+            return False
+        for name in {n.id for n in ast.walk(expression) if isinstance(n, ast.Name)} - seen:
+            seen.add(name)
+            assigned = [n for n in ast.walk(function or source.tree) if isinstance(n, ast.Assign)]
+            pending += [n.value for n in assigned if any(isinstance(t, ast.Name) and t.id == name for t in n.targets)]
+    return True
+
+
+PURE = frozenset("tril triu view reshape unsqueeze bool to float byte type contiguous ones full size zeros".split())
+
+
+def _may_vary(expression: ast.expr) -> bool:
+    """Whether an expression chooses, or calls what may: its mask may be another one elsewhere."""
+    for node in ast.walk(expression):
+        if isinstance(node, (ast.IfExp, ast.BoolOp, ast.Lambda, ast.NamedExpr)):
+            return True
+        if isinstance(node, ast.Call):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", None)
+            if name not in PURE and name not in ("masked_fill", "logical_not", "ones_like", "len", "int"):
+                return True
+    return False
+
+
 def always_causal(ctx: Context, graph: Graph, mask: Mask) -> bool:
     """Whether a mask is causal at every length; the diagonal of a triangle made on the way must be written out."""
     return mask.causal and (mask.diagonal is None or _literal_diagonal(ctx, graph.nodes[mask.diagonal]))
@@ -219,11 +283,14 @@ def always_causal(ctx: Context, graph: Graph, mask: Mask) -> bool:
 def _literal_diagonal(ctx: Context, node: Node) -> bool:
     if node.span is None or node.span.end_column is None:
         return False
-    for expression in ctx.read(node.span.path).expressions_at(node.span.line, node.span.column):
-        if isinstance(expression, ast.Call) and "tri" in ast.unparse(expression.func):
-            given = [k.value for k in expression.keywords if k.arg == "diagonal"] or expression.args[-1:]
-            return all(isinstance(value, ast.Constant) for value in given)
-    return False
+    found = [
+        expression
+        for expression in ctx.read(node.span.path).expressions_at(node.span.line, node.span.column)
+        if isinstance(expression, ast.Call)
+        and isinstance(expression.func, ast.Attribute)
+        and expression.func.attr in ("tril", "triu")
+    ]
+    return len(found) == 1 and has_literal_diagonal(found[0])
 
 
 def _dropout_text(site: Site, region: Attention) -> str:
@@ -236,7 +303,21 @@ def _dropout_text(site: Site, region: Attention) -> str:
     name = source.segment(callee)
     if (source.qualified(callee) or "").startswith("torch."):
         return _functional_dropout(site, node)
+    if not _always_dropout(source, callee):  # an identity stands there where nothing is dropped
+        return f'getattr({name}, "p", 0.0) if {name}.training else 0.0'
     return f"{name}.p if {name}.training else 0.0"
+
+
+def _always_dropout(source: Source, callee: ast.expr) -> bool:
+    """Whether every value the file gives the attribute is a Dropout."""
+    if not isinstance(callee, ast.Attribute):
+        return False
+    given = [
+        n.value
+        for n in ast.walk(source.tree)
+        if isinstance(n, ast.Assign) and any(isinstance(t, ast.Attribute) and t.attr == callee.attr for t in n.targets)
+    ]
+    return all(isinstance(v, ast.Call) and ast.unparse(v.func).endswith("Dropout") for v in given)
 
 
 def _functional_dropout(site: Site, node: int) -> str:

@@ -45,12 +45,20 @@ def called_helper(source: Source, line: int, call: ast.Call) -> Called | None:
         return None
     if isinstance(parent, ast.ClassDef) and not isinstance(call.func, ast.Attribute):
         return None
+    if isinstance(parent, ast.ClassDef) and _overridden(source, parent, function.name):
+        return None
     bound = isinstance(parent, ast.ClassDef) and not kinds
     passed = _passed(function, call, bound)
     parts = _parts(function)
     if passed is None or parts is None:
         return None
     return Called(*parts, *passed)
+
+
+def _overridden(source: Source, owner: ast.ClassDef, name: str) -> bool:
+    """Whether another class of the file has a method of this name: a subclass may compute something else."""
+    others = (n for n in ast.walk(source.tree) if isinstance(n, ast.ClassDef) and n is not owner)
+    return any(isinstance(s, ast.FunctionDef) and s.name == name for other in others for s in other.body)
 
 
 def _parts(function: ast.FunctionDef) -> tuple[tuple[ast.stmt, ...], ast.Return] | None:

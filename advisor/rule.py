@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -29,6 +31,7 @@ from advisor.model import (
 )
 from advisor.patterns import NearMiss, Region
 from advisor.roofline import BYTES, optimizer_bytes
+from advisor.semantics import operation
 from advisor.source import Source
 
 # ------------------------------------------------------------------------------------------------------------- examples
@@ -223,6 +226,39 @@ class Rule(ABC):
         )
 
 
+# operations whose arguments are sizes or selections, which the shapes of the inputs repeat
+BY_THE_TENSORS = frozenset(
+    "view reshape expand unflatten getitem getattr to split chunk full empty new_empty zeros new_zeros".split()
+)
+
+
+def is_fixed(source: Source, expression: ast.expr, said: frozenset[str] = frozenset(), depth: int = 3) -> bool:
+    """Whether an expression has one value for every call: literals, constants of modules, names set once in the file,
+    the sizes of tensors, and what is `said` elsewhere."""
+    for node in ast.walk(expression):
+        if not isinstance(node, ast.Name) or node.id in source.imports or node.id in ("float", "int"):
+            continue
+        parent = source.parents.get(node)
+        if (isinstance(parent, ast.Attribute) and ast.unparse(parent) in said) or node.id in said:
+            continue
+        above = source.parents.get(parent) if parent is not None else None
+        if isinstance(above, ast.expr) and re.fullmatch(
+            rf"{node.id}\.(shape\[-?\d\]|size\(-?\d\))", ast.unparse(above)
+        ):
+            continue
+        given = [n for n in ast.walk(source.tree) if isinstance(n, ast.Name) and n.id == node.id and _stored(n)]
+        statements = [s for s in source.tree.body if isinstance(s, ast.Assign) and s.targets[0] in given]
+        if depth == 0 or len(given) != 1 or not statements:
+            return False
+        if not is_fixed(source, statements[0].value, said, depth - 1):
+            return False
+    return True
+
+
+def _stored(node: ast.Name) -> bool:
+    return not isinstance(node.ctx, ast.Load)
+
+
 @dataclass(frozen=True)
 class Site:
     """One place in the source that computes a pattern, with every region of the graphs that it computed."""
@@ -231,6 +267,7 @@ class Site:
     regions: tuple[Region, ...]
     alignment: alignment.Alignment
     cost_us: float
+    graphs: tuple[Graph, ...] = ()
 
     @property
     def consumed(self) -> tuple[Span, ...]:
@@ -267,6 +304,7 @@ class Site:
         given = constants or {}
         wanted = [name for name in codemod.PLACEHOLDER.findall(template) if name not in given and name not in texts]
         region = self.regions[0]
+        self._check_dropped(region, frozenset(text for text, _ in given.values()))
         mine = {name: self.text(region.inputs[name]) for name in wanted}
         return Replacement(
             template=template,
@@ -277,6 +315,23 @@ class Site:
             constants={name: value for name, (_, value) in given.items()},
             guard=None if says_branches else self._guard(),
         )
+
+    def _check_dropped(self, region: Region, spelled: frozenset[str]) -> None:
+        """What the replacement does not say again must be fixed in the source; raises `align.Miss`.
+
+        Sizes of views and dtypes are given by the tensors themselves.
+        """
+        said = {(node, position) for _, node, position in region.constants.values()}
+        graph = next(g for g in self.graphs if g.index == region.graph)
+        texts = frozenset(ast.unparse(b.expression) for key, b in self.alignment.constants.items() if key in said)
+        for (node, position), bound in self.alignment.constants.items():
+            given = (node, position) in said or node in region.dropout or position in ("dtype", "device", "inplace")
+            if given or operation(graph.nodes[node]) in BY_THE_TENSORS:
+                continue
+            text = self.alignment.source.segment(bound.expression)
+            if text not in spelled and not is_fixed(self.alignment.source, bound.expression, texts):
+                text = " ".join(text.split())
+                raise alignment.Miss(f"`{text}` may be something else in another call", bound.expression.lineno)
 
     def _guard(self) -> tuple[Span, str] | None:
         if not self.alignment.branches:
@@ -389,7 +444,7 @@ class GraphRule(Rule):
         aligned, regions = _aligned(ctx, graphs, regions)
         if isinstance(aligned, alignment.Miss):
             return self._unsafe(span, aligned)
-        site = Site(aligned.source.span(aligned.root.expression), tuple(regions), aligned, cost)
+        site = Site(aligned.source.span(aligned.root.expression), tuple(regions), aligned, cost, ctx.graphs)
         try:
             return self.describe(ctx, graph, site)
         except alignment.Miss as miss:  # it depends on a condition that no guard can hold

@@ -231,7 +231,7 @@ class Walk:
             if qualified is not None:
                 name = qualified.rsplit(".", 1)[-1]
             own = qualified is None and node.module is not None and node.module.rsplit(".", 1)[-1] == name
-            known = canonical(f"method.{name}") == operation(node) or _is_kept_function(node, func)
+            known = canonical(f"method.{name}") == operation(node)
             if name is None or own or not known:
                 raise self._not_shown(at)  # `own` is a module of another class than torch's
             self._arguments(at, list(expression.args), expression.keywords, node)
@@ -383,6 +383,8 @@ class Walk:
             raise Miss(f"`{short(at)}` is not where the captured {operation(node)} was computed", at.expression.lineno)
         bound = spelled(at)
         known = self.state.values.get(index)
+        if known is not None and _another_name(known.expression, bound.expression):
+            raise Miss(f"`{short(at)}` and another name hold one value in this run", at.expression.lineno)
         if known is None or (not isinstance(known.expression, ast.Name) and isinstance(bound.expression, ast.Name)):
             self.state.values[index] = bound
 
@@ -406,15 +408,9 @@ def is_module_call(at: Place, expression: ast.Call, node: Node) -> bool:
     return known and path[-2] == func.value.attr
 
 
-def _is_kept_function(node: Node, func: ast.expr) -> bool:
-    """Whether a name or an attribute of `self` stands for a function of torch: `self.act = F.silu`, then `self.act(x)`.
-
-    The node was computed where the call begins, and of what begins there only the call calls a plain name.
-    """
-    plain = isinstance(func, ast.Name) or (
-        isinstance(func, ast.Attribute) and isinstance(func.value, ast.Name) and func.value.id == "self"
-    )
-    return plain and node.op == "call_function" and node.target.startswith("torch.")
+def _another_name(first: ast.expr, second: ast.expr) -> bool:
+    """Whether two names are read, which another call may give different values."""
+    return isinstance(first, ast.Name) and isinstance(second, ast.Name) and first.id != second.id
 
 
 def _names(module: str, node: Node) -> bool:

@@ -47,8 +47,6 @@ SPELLINGS = {
     "softmax module made here": "return nn.Softmax(dim=-1)(q @ k.mT) @ v",
     "dropout module": "p = self.dropout(q @ k.mT)\nreturn p @ v",
     "modules in a list": "return self.layers[1](self.layers[0](q @ k.mT)) @ v",
-    "a function kept by the object": "return self.kept(q) * k + v",
-    "a function kept by a name": "fun = F.silu\nreturn fun(q) * k + v",
     "a number on the left": "return (1 + q) * (2 * k) + 3 * v",
     "gelu module": "return self.act(q) * k + v",
     "a helper": "return scaled(q @ k.mT) @ v",

@@ -118,7 +118,7 @@ ALIASES = frozenset(
 
 def changes_in_place(node: Node) -> bool:
     """Whether a call writes into its first argument."""
-    return in_place(node) or node.target.endswith("setitem")
+    return in_place(node) or node.target.endswith("setitem") or node.kwargs.get("out") is not None
 
 
 def _storage(graph: Graph, index: int) -> int:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from examiner import Answer, Expectation, Grade, grade
+from applying import SAME
+from examiner import Answer, Entry, Expectation, Grade, grade
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,7 @@ class Row:
     key: Sequence[Expectation]
     answer: Answer
     grade: Grade
+    applied: Sequence[tuple[Entry, str]] = ()  # what came of applying each rewrite
 
     @property
     def asked(self) -> int:
@@ -27,9 +29,15 @@ class Row:
         return sum(1 for wanted in self.key if wanted.answer in ("find", "say"))
 
 
-def row(name: str, origin: str, key: Sequence[Expectation], answer: Answer) -> Row:
+def row(
+    name: str,
+    origin: str,
+    key: Sequence[Expectation],
+    answer: Answer,
+    applied: Sequence[tuple[Entry, str]] = (),
+) -> Row:
     """Grade an answer."""
-    return Row(name, origin, key, answer, grade(key, answer))
+    return Row(name, origin, key, answer, grade(key, answer), applied)
 
 
 def expectations(entries: Iterable[Mapping[str, Any]]) -> list[Expectation]:
@@ -59,6 +67,8 @@ def tell(found: Row) -> None:
         print(f"  missed {wanted}: {reason[:300]}")
     for entry in found.grade.wrong:
         print(f"  wrong {entry.rule} {entry.places}: {entry.text[:200]}")
+    for entry, said in found.applied:
+        print(f"  applied {entry.rule} {entry.places}: {said}")
     for trouble in found.answer.trouble:
         print(f"  trouble {trouble[:300]}", flush=True)
 
@@ -71,7 +81,13 @@ def totals(rows: Sequence[Row]) -> dict[str, int]:
             if wanted.answer in ("find", "say"):
                 counts[wanted.answer] += 1
                 counts[f"{wanted.answer}_met"] += wanted in each.grade.met
-    return {**counts, "wrong": sum(len(each.grade.wrong) for each in rows)}
+    applied = [said for each in rows for _, said in each.applied]
+    return {
+        **counts,
+        "wrong": sum(len(each.grade.wrong) for each in rows),
+        "applied": len(applied),
+        "applied_same": applied.count(SAME),
+    }
 
 
 def document(rows: Sequence[Row]) -> dict[str, Any]:
@@ -85,6 +101,7 @@ def document(rows: Sequence[Row]) -> dict[str, Any]:
                 "met": [str(wanted) for wanted in each.grade.met],
                 "missed": [{"wanted": str(wanted), "reason": reason} for wanted, reason in each.grade.missed],
                 "wrong": [{"rule": e.rule, "places": e.places, "text": e.text} for e in each.grade.wrong],
+                "applied": [{"rule": e.rule, "places": e.places, "result": said} for e, said in each.applied],
                 "trouble": list(each.answer.trouble),
             }
             for each in rows
@@ -99,15 +116,18 @@ def markdown(rows: Sequence[Row], title: str) -> str:
         f"# {title}",
         "",
         f"Must be found: {sums['find_met']} of {sums['find']}. Must be spoken of (a finding, or a decline with its "
-        f"reason): {sums['say_met']} of {sums['say']}. Wrong findings: {sums['wrong']}.",
+        f"reason): {sums['say_met']} of {sums['say']}. Wrong findings: {sums['wrong']}. Rewrites applied: "
+        f"{sums['applied']}, of which {sums['applied_same']} train with the same losses.",
         "",
-        "| script | from | asked | met | wrong findings | missed, and why |",
-        "|---|---|---|---|---|---|",
+        "| script | from | asked | met | wrong findings | missed, and why | rewrites applied |",
+        "|---|---|---|---|---|---|---|",
     ]
     for each in rows:
         missed = "<br>".join(f"{wanted}: {_cell(reason)}" for wanted, reason in each.grade.missed) or "-"
         wrong = "<br>".join(f"{e.rule} at {e.places}: {_cell(e.text)}" for e in each.grade.wrong) or "0"
-        lines.append(f"| {each.name} | {each.origin} | {each.asked} | {len(each.grade.met)} | {wrong} | {missed} |")
+        applied = "<br>".join(f"{e.rule}: {_cell(said)}" for e, said in each.applied) or "-"
+        met = len(each.grade.met)
+        lines.append(f"| {each.name} | {each.origin} | {each.asked} | {met} | {wrong} | {missed} | {applied} |")
     return "\n".join(lines) + "\n"
 
 

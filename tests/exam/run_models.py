@@ -15,7 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from examiner import Answer, ask
+from applying import apply_all
+from examiner import Answer, Entry, ask
 from results import expectations, row, tell, write
 
 HERE = Path(__file__).parent
@@ -28,18 +29,19 @@ def main() -> None:
     parser.add_argument("checkouts", type=Path)
     parser.add_argument("names", nargs="*", help="recipes (default: all)")
     parser.add_argument("--python", help="interpreter that runs the recipes")
+    parser.add_argument("--apply", action="store_true", help="apply every rewrite and compare the losses")
     parser.add_argument("--results", type=Path, default=HERE / "results_models")
     given = parser.parse_args()
     rows = []
     for repository, name, key in recipes():
         if given.names and name not in given.names:
             continue
-        found = row(name, f"{repository['repository']} {repository['commit']}", expectations(key), Answer(()))
         checkout = given.checkouts / repository["repository"].rpartition("/")[2]
+        answer, applied = Answer((), ("no checkout",)), []
         if checkout.is_dir():
-            found = row(name, found.origin, found.key, examine(checkout, name, given.python))
-        else:
-            found = row(name, found.origin, found.key, Answer((), ("no checkout",)))
+            answer, applied = examine(checkout, name, given.python, apply=given.apply)
+        origin = f"{repository['repository']} {repository['commit']}"
+        found = row(name, origin, expectations(key), answer, applied)
         rows.append(found)
         tell(found)
     write(rows, "Public repositories", given.results)
@@ -52,8 +54,10 @@ def recipes() -> Iterator[tuple[dict[str, Any], str, list[dict[str, Any]]]]:
             yield repository, name, key
 
 
-def examine(checkout: Path, name: str, interpreter: str | None) -> Answer:
-    """Put the recipe into a copy of the checkout and ask about it there."""
+def examine(
+    checkout: Path, name: str, interpreter: str | None, *, apply: bool = False
+) -> tuple[Answer, list[tuple[Entry, str]]]:
+    """Put the recipe into a copy of the checkout, ask about it there, and apply the rewrites if told to."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / checkout.name
         shutil.copytree(checkout, root, ignore=shutil.ignore_patterns(".advisor", ".git", "train_exam_*"))
@@ -61,7 +65,8 @@ def examine(checkout: Path, name: str, interpreter: str | None) -> Answer:
             shutil.copy(HERE / helper, root)
         script = root / f"train_exam_{name}.py"
         shutil.copy(HERE / "recipes" / f"{name}.py", script)
-        return ask(script, interpreter=interpreter)
+        answer = ask(script, interpreter=interpreter)
+        return answer, apply_all(script, answer, interpreter) if apply else []
 
 
 if __name__ == "__main__":

@@ -16,11 +16,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from examiner import Answer, ask
+from applying import apply_all
+from examiner import Answer, Entry, ask
 from results import Row, expectations, row, tell, write
 
 HERE = Path(__file__).parent
 HELPER = "torchvision_schemas.py"
+WITHOUT_LOOP = ("kernelbench_form",)
 
 
 def main() -> None:
@@ -28,12 +30,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="scripts (default: all)")
     parser.add_argument("--python", action="append", default=[], help="another interpreter, with more packages")
+    parser.add_argument("--apply", action="store_true", help="apply every rewrite and compare the losses")
     parser.add_argument("--results", type=Path, default=HERE / "results_packages")
     given = parser.parse_args()
     rows = []
     for name, entry in key().items():
         if not given.names or name in given.names:
-            rows.append(_row(name, entry, (sys.executable, *given.python)))
+            rows.append(_row(name, entry, (sys.executable, *given.python), given.apply))
             tell(rows[-1])
     write(rows, "Models of installed packages", given.results)
 
@@ -44,22 +47,26 @@ def key() -> dict[str, dict[str, Any]]:
     return loaded
 
 
-def examine(name: str, interpreter: str | None = None) -> Answer:
-    """Ask about a copy of a script in a folder of its own."""
+def examine(
+    name: str, interpreter: str | None = None, *, apply: bool = False
+) -> tuple[Answer, list[tuple[Entry, str]]]:
+    """Ask about a copy of a script in a folder of its own, and apply the rewrites if told to."""
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / f"{name}.py"
         shutil.copy(HERE / "scripts" / script.name, script)
-        if HELPER[:-3] in script.read_text(encoding="utf-8"):
-            shutil.copy(HERE / HELPER, folder)
-        return ask(script, interpreter=interpreter)
+        shutil.copy(HERE / HELPER, folder)
+        answer = ask(script, interpreter=interpreter)
+        return answer, apply_all(script, answer, interpreter) if apply else []
 
 
-def _row(name: str, entry: dict[str, Any], interpreters: tuple[str, ...]) -> Row:
+def _row(name: str, entry: dict[str, Any], interpreters: tuple[str, ...], apply: bool) -> Row:
     packages = tuple(entry["packages"])
     origin = ", ".join(f"{package} {version}" for package, version in entry["packages"].items()) or "torch"
     usable = [path for path in interpreters if _has(path, packages)]
-    answer = examine(name, usable[0]) if usable else Answer((), (f"no interpreter has {origin}",))
-    return row(name, origin, expectations(entry["key"]), answer)
+    answer, applied = Answer((), (f"no interpreter has {origin}",)), []
+    if usable:
+        answer, applied = examine(name, usable[0], apply=apply and name not in WITHOUT_LOOP)
+    return row(name, origin, expectations(entry["key"]), answer, applied)
 
 
 @functools.cache

@@ -357,6 +357,51 @@ def test_rewritten(name: str, tmp_path: Path) -> None:
     testing.check_same_function(text, after, RULE.tolerance, name)
 
 
+OTHER_INSTANCES = {  # the mask is causal in this run, and need not be in another
+    "a mask the constructor is given": ('"tri", torch.tril', '"tri", given if given is not None else torch.tril'),
+    "a mask that another method changes": (
+        "    def forward",
+        "    def prefix(self, n):\n        self.tri[:, :n] = True\n\n    def forward",
+    ),
+    "a diagonal the constructor is given": ("dtype=torch.bool))", "dtype=torch.bool), diagonal=shift)"),
+}
+SETTINGS = {  # what the replacement does not say again must not be a setting
+    "softmax over an axis given": "dim = -self.heads + 2\nreturn (q @ k.mT).softmax(dim) @ v",
+    "a function kept as an attribute": "self.act = F.softmax\nreturn self.act(q @ k.mT, -1) @ v",
+    "a fill kept as an attribute": "fill = -1e9 * self.heads\n"
+    "return (q @ k.mT).masked_fill(~self.tri, fill).softmax(-1) @ v",
+}
+DEFAULTS = {  # as large as the default scale here, and not at another size
+    "another axis": "return (q @ k.mT / math.sqrt(q.size(-1) - 6 + q.size(-2))).softmax(-1) @ v",
+    "a product": "return (q @ k.mT * (math.sqrt(8) / q.size(-1))).softmax(-1) @ v",
+    "a constant": "return (q @ k.mT / math.sqrt(8)).softmax(-1) @ v",
+}
+
+
+@pytest.mark.parametrize("name", OTHER_INSTANCES)
+def test_a_mask_that_may_be_another_stays_a_mask(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old, new = OTHER_INSTANCES[name]
+    head = HEAD.replace("def __init__(self):", "def __init__(self, given=None, shift=0):").replace(old, new)
+    monkeypatch.setattr(f"{__name__}.HEAD", head)
+    body = "return (q @ k.mT).masked_fill(~self.tri[:T, :T], float('-inf')).softmax(-1) @ v"
+    found, _, after = outcome(body, tmp_path)
+    assert [type(f) for f in found] == [Finding], found
+    assert "attn_mask=self.tri[:T, :T]" in after and "is_causal" not in after
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_settings_that_would_be_lost_are_declined(name: str, tmp_path: Path) -> None:
+    found, _, _ = outcome(SETTINGS[name], tmp_path)
+    assert [type(f) for f in found] == [Decline], found
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_a_scale_that_is_the_default_here_only_is_written(name: str, tmp_path: Path) -> None:
+    found, _, after = outcome(DEFAULTS[name], tmp_path)
+    assert [type(f) for f in found] == [Finding], found
+    assert "scale=" in after.split("def forward")[1]
+
+
 @pytest.mark.parametrize("name", GUARDED)
 def test_rewritten_under_a_guard(name: str, tmp_path: Path) -> None:
     """What did not run in this run stays as it is."""

@@ -20,7 +20,7 @@ def test_package(name: str) -> None:
     for package in key()[name]["packages"]:
         _skip_unless_importable(package.replace("-", "_"))
     entry = key()[name]
-    graded = row(name, "", expectations(entry["key"]), examine(name))
+    graded = row(name, "", expectations(entry["key"]), examine(name)[0])
     assert not graded.answer.trouble
     assert not graded.grade.missed
     assert not [(wrong.rule, wrong.places, wrong.text) for wrong in graded.grade.wrong]
