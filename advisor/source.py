@@ -141,11 +141,23 @@ class Source:
 
     def expressions_at(self, line: int, column: int | None = None) -> Iterator[ast.expr]:
         """Expressions that start at a line (and character column, where it is known), outermost first."""
+        for node, places in self._expressions.get(line, ()):
+            if column is None or column in places:
+                yield node
+
+    @cached_property
+    def _expressions(self) -> dict[int, list[tuple[ast.expr, set[int]]]]:
+        """Expressions but constants by the lines they start at, each with its columns there, outermost first."""
+        found: dict[int, list[tuple[ast.expr, set[int]]]] = {}
         for node in ast.walk(self.tree):
             if not isinstance(node, ast.expr) or isinstance(node, ast.Constant):
                 continue
-            if any(first == line and column in (None, place) for first, place in self.starts(node)):
-                yield node
+            starts: dict[int, set[int]] = {}
+            for line, column in self.starts(node):
+                starts.setdefault(line, set()).add(column)
+            for line, columns in starts.items():
+                found.setdefault(line, []).append((node, columns))
+        return found
 
     def statements_at(self, line: int) -> list[ast.stmt]:
         """Statements that start at a line."""

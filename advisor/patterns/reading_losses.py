@@ -10,10 +10,11 @@ import numpy as np
 
 from advisor.model import Arg, Graph, Node, Ref
 from advisor.patterns.losses import STEPS, cross_entropy
-from advisor.patterns.regions import inner_nodes
+from advisor.patterns.regions import reads
 from advisor.patterns.rows import ROWS, Rows, Value
 from advisor.semantics import Array, NotModelled, operation
 
+REACH = 96  # nodes around a loss that are looked at
 DEFAULT_IGNORED = -100  # torch.nn.functional.cross_entropy
 
 
@@ -71,7 +72,7 @@ class Reading:
         The nearest with the shape that F.cross_entropy takes comes first, then what is farthest from an index.
         """
         found: list[tuple[bool, int, Target]] = []
-        for index in inner_nodes(self.graph, root, frozenset({self.scores.index})):
+        for index in self.around(root):
             node = self.graph.nodes[index]
             if node.shape is None or node.requires_grad or index == root or index == self.anchor.index:
                 continue
@@ -83,6 +84,18 @@ class Reading:
             elif node.shape == self.shape and node.dtype == self.scores.dtype:
                 found.append((True, -index, Target(index, Value(self.soft, node.shape, self.axis), True)))
         return [target for *_, target in sorted(found, key=lambda item: item[:2])]
+
+    def around(self, root: int) -> list[int]:
+        """The nodes the root reads, nearest first, as far as a loss can reach: its scores' own history is left out."""
+        seen, order = {root}, [root]
+        for index in order:
+            if len(order) >= REACH:
+                break
+            for read in reads(self.graph.nodes[index]):
+                if read not in seen and read != self.scores.index:
+                    seen.add(read)
+                    order.append(read)
+        return order
 
     def _row_shape(self) -> tuple[int, ...]:
         assert self.axis is not None
@@ -156,7 +169,7 @@ class Reading:
     def ignored(self, root: int) -> list[int]:
         """Integers that targets are compared with in the region: candidates for the class that is left out."""
         found: list[int] = []
-        for index in sorted(inner_nodes(self.graph, root, frozenset({self.scores.index}))):
+        for index in sorted(self.around(root)):
             node = self.graph.nodes[index]
             if operation(node) in ("eq", "ne"):
                 found += [a for a in node.args if isinstance(a, int) and not isinstance(a, bool)]
@@ -173,7 +186,7 @@ class Reading:
         return list(dict.fromkeys(found))
 
     def floats(self, root: int) -> Iterator[tuple[float, int, int | str]]:
-        for index in sorted(inner_nodes(self.graph, root, frozenset({self.scores.index}))):
+        for index in sorted(self.around(root)):
             node = self.graph.nodes[index]
             for place, arg in arguments(node):
                 if isinstance(arg, float) and arg > 0.0:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import datetime
 import json
+import subprocess
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -54,10 +56,26 @@ def expectations(entries: Iterable[Mapping[str, Any]]) -> list[Expectation]:
     ]
 
 
-def write(rows: Sequence[Row], title: str, stem: Path) -> None:
+@dataclass(frozen=True)
+class Setting:
+    """Under what an exam ran; `not_run` names what the key's authors listed and no script covers, with the reason."""
+
+    torch: str
+    date: str
+    not_run: Mapping[str, str] = field(default_factory=dict)
+
+
+def setting(interpreter: str, not_run: Mapping[str, str] | None = None) -> Setting:
+    """Today, with the torch of an interpreter."""
+    asked = [interpreter, "-c", "import torch; print(torch.__version__)"]
+    version = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+    return Setting(version, datetime.date.today().isoformat(), not_run or {})
+
+
+def write(rows: Sequence[Row], title: str, stem: Path, under: Setting) -> None:
     """Write `stem`.json and `stem`.md."""
-    stem.with_suffix(".json").write_text(json.dumps(document(rows), indent=1) + "\n", encoding="utf-8")
-    stem.with_suffix(".md").write_text(markdown(rows, title), encoding="utf-8")
+    stem.with_suffix(".json").write_text(json.dumps(document(rows, under), indent=1) + "\n", encoding="utf-8")
+    stem.with_suffix(".md").write_text(markdown(rows, title, under), encoding="utf-8")
 
 
 def tell(found: Row) -> None:
@@ -90,10 +108,13 @@ def totals(rows: Sequence[Row]) -> dict[str, int]:
     }
 
 
-def document(rows: Sequence[Row]) -> dict[str, Any]:
+def document(rows: Sequence[Row], under: Setting) -> dict[str, Any]:
     """Everything as JSON types."""
     return {
+        "date": under.date,
+        "torch": under.torch,
         "totals": totals(rows),
+        "not_run": dict(under.not_run),
         "scripts": [
             {
                 "name": each.name,
@@ -109,11 +130,13 @@ def document(rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def markdown(rows: Sequence[Row], title: str) -> str:
+def markdown(rows: Sequence[Row], title: str, under: Setting) -> str:
     """A page with the totals, one row a script, and the reasons."""
     sums = totals(rows)
     lines = [
         f"# {title}",
+        "",
+        f"{under.date}, torch {under.torch}, on a CPU.",
         "",
         f"Must be found: {sums['find_met']} of {sums['find']}. Must be spoken of (a finding, or a decline with its "
         f"reason): {sums['say_met']} of {sums['say']}. Wrong findings: {sums['wrong']}. Rewrites applied: "
@@ -128,6 +151,8 @@ def markdown(rows: Sequence[Row], title: str) -> str:
         applied = "<br>".join(f"{e.rule}: {_cell(said)}" for e, said in each.applied) or "-"
         met = len(each.grade.met)
         lines.append(f"| {each.name} | {each.origin} | {each.asked} | {met} | {wrong} | {missed} | {applied} |")
+    if under.not_run:
+        lines += ["", "Not run, and why:", "", *(f"- {name}: {reason}" for name, reason in under.not_run.items())]
     return "\n".join(lines) + "\n"
 
 

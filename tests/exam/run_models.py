@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any
 
 from applying import apply_all
 from examiner import Answer, Entry, ask
-from results import expectations, row, tell, write
+from results import expectations, row, setting, tell, write
 
 HERE = Path(__file__).parent
 HELPERS = ("recipe_help.py", "torchvision_schemas.py")
@@ -44,7 +45,8 @@ def main() -> None:
         found = row(name, origin, expectations(key), answer, applied)
         rows.append(found)
         tell(found)
-    write(rows, "Public repositories", given.results)
+    not_run = json.loads((HERE / "models_not_run.json").read_text(encoding="utf-8"))
+    write(rows, "Public repositories", given.results, setting(given.python or sys.executable, not_run))
 
 
 def recipes() -> Iterator[tuple[dict[str, Any], str, list[dict[str, Any]]]]:

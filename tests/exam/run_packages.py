@@ -18,7 +18,7 @@ from typing import Any
 
 from applying import apply_all
 from examiner import Answer, Entry, ask
-from results import Row, expectations, row, tell, write
+from results import Row, expectations, row, setting, tell, write
 
 HERE = Path(__file__).parent
 HELPER = "torchvision_schemas.py"
@@ -38,7 +38,7 @@ def main() -> None:
         if not given.names or name in given.names:
             rows.append(_row(name, entry, (sys.executable, *given.python), given.apply))
             tell(rows[-1])
-    write(rows, "Models of installed packages", given.results)
+    write(rows, "Models of installed packages", given.results, setting(sys.executable))
 
 
 def key() -> dict[str, dict[str, Any]]:

@@ -11,7 +11,7 @@ from results import expectations, row
 from run_models import HERE, recipes
 from run_packages import examine, key
 
-FAST = ("hf_llama", "hf_gpt2", "hf_bert", "timm_vit", "kernelbench_form")
+FAST = ("hf_llama", "hf_gpt2", "hf_bert", "hf_t5", "timm_vit", "kernelbench_form")
 
 
 @pytest.mark.slow

@@ -12,6 +12,17 @@ class NewGELU(nn.Module):
         return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
 
 
+class LayerNorm(nn.Module):
+    def __init__(self, size, eps=1e-5):
+        super().__init__()
+        self.scale, self.shift, self.eps = nn.Parameter(torch.ones(size)), nn.Parameter(torch.zeros(size)), eps
+
+    def forward(self, x):
+        mean = x.mean(-1, keepdim=True)
+        var = x.var(-1, keepdim=True, unbiased=False)
+        return self.scale * (x - mean) / torch.sqrt(var + self.eps) + self.shift
+
+
 class Model(nn.Module):
     def __init__(self, n_embd, n_head, block_size):
         super().__init__()
@@ -20,6 +31,7 @@ class Model(nn.Module):
         self.proj = nn.Linear(n_embd, n_embd)
         self.up, self.down = nn.Linear(n_embd, 4 * n_embd), nn.Linear(4 * n_embd, n_embd)
         self.gelu = NewGELU()
+        self.norm = LayerNorm(n_embd)
         self.register_buffer("causal", torch.tril(torch.ones(1, 1, block_size, block_size)))
 
     def forward(self, x):
@@ -29,7 +41,7 @@ class Model(nn.Module):
         weights = weights.masked_fill(self.causal[:, :, :T, :T] == 0, float("-inf"))
         y = F.softmax(weights, dim=-1) @ v
         x = x + self.proj(y.transpose(1, 2).reshape(B, T, C))
-        return x + self.down(self.gelu(self.up(x)))
+        return x + self.down(self.gelu(self.up(self.norm(x))))
 
 
 def get_inputs():
