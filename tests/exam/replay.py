@@ -1,4 +1,6 @@
-"""Runs a script without dropout and prints as JSON the loss of every backward pass: `python replay.py SCRIPT`.
+"""Runs a script without dropout and prints as JSON the loss and the norm of the gradient of every backward pass.
+
+`python replay.py SCRIPT`.
 
 With dropout the draws of two ways to compute the same thing differ, and so would the losses. Parameters are moved away
 from where they start: there, scores are near zero and another scale or mask would hardly show in the loss.
@@ -8,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import runpy
 import sys
 from typing import Any
@@ -18,7 +21,8 @@ import torch.nn.functional as F
 attention = F.scaled_dot_product_attention
 backward = torch.Tensor.backward
 prepare = torch.optim.Optimizer.__init__
-losses: list[float] = []
+losses: list[tuple[float, float]] = []
+parameters: list[torch.Tensor] = []
 
 
 def without_dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
@@ -32,9 +36,10 @@ def attend(*args: Any, **kwargs: Any) -> torch.Tensor:
 
 
 def recorded(loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-    """The backward pass, its loss noted."""
-    losses.append(loss.item())
+    """The backward pass, its loss and the norm of the gradient noted."""
     backward(loss, *args, **kwargs)
+    squares = [p.grad.double().square().sum().item() for p in parameters if p.grad is not None]
+    losses.append((loss.item(), sum(squares) ** 0.5))
 
 
 def prepared(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
@@ -43,6 +48,7 @@ def prepared(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Non
     draws = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+            parameters.append(parameter)
             size = parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 0.1
             parameter.add_(torch.randn(parameter.shape, generator=draws).to(parameter), alpha=size)
 
@@ -54,5 +60,6 @@ if __name__ == "__main__":
     script = sys.argv[1]
     sys.path[0] = os.path.dirname(os.path.abspath(script))
     torch.manual_seed(0)
+    random.seed(0)
     runpy.run_path(script, run_name="__main__")
     print("\n" + json.dumps(losses))
