@@ -51,6 +51,9 @@ def operation(node: Node) -> str:
     return canonical(node.target) if node.op.startswith("call_") else node.op
 
 
+REARRANGES = frozenset(  # select elements of one tensor or give it another shape
+    "getitem view reshape transpose permute unsqueeze squeeze expand flatten unflatten chunk split getattr".split()
+)
 IN_PLACE = frozenset({"iadd", "isub", "imul", "itruediv", "ipow", "imatmul"})
 
 

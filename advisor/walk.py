@@ -23,7 +23,7 @@ from advisor.places import (
     starts_here,
 )
 from advisor.reaching import Decision, Definition, reaching
-from advisor.semantics import TRANSPARENT, canonical, operation
+from advisor.semantics import REARRANGES, TRANSPARENT, canonical, operation
 from advisor.source import Source
 
 Read = Callable[[str], Source]
@@ -47,10 +47,7 @@ COMPARE: Mapping[type[ast.cmpop], str] = {
 COMMUTATIVE = frozenset({"add", "mul"})
 FIELDS: Mapping[str, int] = {"values": 0, "indices": 1}  # of what max, min, sort and topk over an axis return
 # operations whose arguments other than tensors choose elements or a shape, so that no rewrite needs their text
-MOVES = frozenset(
-    {"getitem", "view", "reshape", "transpose", "permute", "unsqueeze", "squeeze", "expand", "flatten", "unflatten"}
-    | {"chunk", "split", "cat", "stack", "getattr"}
-)
+MOVES = REARRANGES | {"cat", "stack"}
 
 
 @dataclass

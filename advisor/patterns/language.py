@@ -20,7 +20,7 @@ import numpy as np
 from advisor.model import Arg, Graph, Node
 from advisor.patterns.regions import NearMiss, Region, calls, contained
 from advisor.patterns.sweeps import Leaf, Sweep, View, reduced_axes, sample_shape
-from advisor.semantics import Array, NotModelled, operation, same
+from advisor.semantics import REARRANGES, Array, NotModelled, operation, same
 
 Constraint: TypeAlias = Callable[[Graph, Region], "str | None"]  # why the region is not one after all
 Reference: TypeAlias = Callable[..., Array]  # keyword arguments: the inputs, the constants, and `axes`
@@ -270,7 +270,10 @@ class _Search:
         return self.graph.nodes[inputs[0]] if inputs else None
 
     def _roots(self, anchor: Node) -> list[Node]:
-        """Nodes after an anchor that may be its region's result, farthest first."""
+        """Nodes after an anchor that may be its region's result, farthest first.
+
+        None that only selects or arranges: a slice that takes everything here may take less in another call.
+        """
         seen, edge, order = {anchor.index}, [anchor.index], [anchor.index]
         for _ in range(self.pattern.reach):
             edge = [
@@ -282,7 +285,8 @@ class _Search:
             order += edge
             if len(seen) > LARGEST:
                 break
-        return [self.graph.nodes[index] for index in reversed(order) if index not in self.done]
+        nodes = [self.graph.nodes[index] for index in reversed(order) if index not in self.done]
+        return [node for node in nodes if operation(node) not in REARRANGES]
 
     def _matched(self, root: int, sweep: Sweep, value: Array) -> tuple[Region, str | None] | None:
         """The region between a main tensor and a root, with the reason where it is a look-alike; None where neither."""

@@ -167,13 +167,13 @@ def case(body: str, folder: Path) -> Graph:
 def test_a_true_replacement_is_accepted_in_float32_and_bfloat16(name: str, tmp_path: Path) -> None:
     body, template, inputs, constants = TRUE[name]
     graph = case(body, tmp_path)
-    begun = time.monotonic()
+    begun = time.process_time()  # not the clock: other processes may hold the cores
     proof = proof_of(rewrite_of(graph, template, inputs, constants), graph)
     assert proof.ok, proof.reasons
     assert {"float32", "bfloat16"} <= set(proof.dtypes)
     assert proof.compared >= 20
     assert proof.worst and all(d.ok and d.error <= d.limit for d in proof.worst)
-    assert time.monotonic() - begun < 3
+    assert time.process_time() - begun < 3
 
 
 BROKEN = {
