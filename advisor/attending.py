@@ -9,7 +9,7 @@ from advisor import codemod
 from advisor.align import Bound, Branch, Miss, outcome
 from advisor.model import Graph, Node, Replacement
 from advisor.patterns import Attention, Mask, default_scale
-from advisor.rule import Context, Site
+from advisor.rule import Context, Site, tensor_bytes
 from advisor.source import Source
 from advisor.triangles import has_literal_diagonal, made_as_triangle
 
@@ -20,6 +20,20 @@ def sdpa_call(ctx: Context, graph: Graph, site: Site, region: Attention) -> Repl
     Raises `align.Miss` where a condition of the source can be neither said in the call nor put around it.
     """
     return _Call(ctx, graph, site, region).replacement()
+
+
+def attention_floor_us(ctx: Context, graph: Graph, region: Attention) -> float:
+    """Physical floor of an attention, forward and backward.
+
+    Two products forward, four and one recomputed backward (Dao et al. 2022, 2.5 times the forward); a causal mask needs
+    half of them. Query, key, value and result are moved once each way.
+    """
+    sizes = region.sizes
+    query, value = graph.nodes[region.inputs["query"]], graph.nodes[region.inputs["value"]]
+    forward = 2.0 * sizes.rows * sizes.queries * sizes.keys * (sizes.width + sizes.value_width)
+    share = 0.5 if region.causal else 1.0
+    traffic = 3 * (2 * tensor_bytes(query) + 2 * tensor_bytes(value))
+    return ctx.floor_us(3.5 * share * forward, traffic, query.dtype)
 
 
 class _Call:

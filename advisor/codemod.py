@@ -261,13 +261,6 @@ def grouped(text: str) -> str:
     return text if tight else f"({text})"
 
 
-def call_instead(source: Source, at: Span, name: str, arguments: Sequence[str], consumed: Sequence[Span]) -> list[Edit]:
-    """A call of torch.nn.functional.`name` in place of the expression at `at` and of the statements only it needed."""
-    functional_name, edits = functional(source, at.line)
-    call = call_text(source, at, f"{functional_name}.{name}", arguments)
-    return [*edits, replace_expression(source, at, call), *remove_statements(source, consumed)]
-
-
 # ---------------------------------------------------------------------------------------------------------- statements
 
 
@@ -335,11 +328,6 @@ def _between(path: str, line: int, column: int, end_line: int, end_column: int) 
 
 
 # ------------------------------------------------------------------------------------------------------------- imports
-
-
-def functional(source: Source, line: int) -> tuple[str, list[Edit]]:
-    """How to spell torch.nn.functional at a line, and the import to add where the file has no name for it."""
-    return module_name(source, line, "torch.nn.functional")
 
 
 ALIASES: Mapping[str, str] = {"torch.nn.functional": "F"}  # the name the field gives a module

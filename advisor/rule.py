@@ -283,10 +283,6 @@ class Site:
         graphs = {g.index: g for g in ctx.graphs}
         return [(region, graphs[region.graph]) for region in self.regions]
 
-    def span_of(self, node: int) -> Span:
-        """Span of the expression bound to a boundary node."""
-        return self.alignment.source.span(self.alignment.values[node].expression)
-
     def replacement(
         self,
         template: str,
@@ -346,6 +342,7 @@ class GraphRule(Rule):
     needs = ("steps", "graph", "links")
     order = 30
     title: ClassVar[str] = "use the fused operation"  # of the rewrite
+    compiler_fuses: ClassVar[bool] = False  # nothing is left to do in a module that the script compiles
 
     def rewrite(self, finding: Finding, source: Source) -> Rewrite | Decline:
         """Put the finding's replacement in place of the expression and of the statements only that needed.
@@ -445,6 +442,8 @@ class GraphRule(Rule):
         if isinstance(aligned, alignment.Miss):
             return self._unsafe(span, aligned)
         site = Site(aligned.source.span(aligned.root.expression), tuple(regions), aligned, cost, ctx.graphs)
+        if self.compiler_fuses and "compiled" in ctx.profile.missing:
+            return self.decline(site.span, COMPILED)
         try:
             return self.describe(ctx, graph, site)
         except alignment.Miss as miss:  # it depends on a condition that no guard can hold
@@ -497,6 +496,7 @@ def _aligned(
     return missed, regions
 
 
+COMPILED = "inside a compiled region: the compiler fuses it already"
 UNLINKED = "cannot tell: no measured time could be linked to it"
 
 

@@ -34,7 +34,6 @@ from advisor.rule import Context, Example, GraphRule, step
 from advisor.source import Source
 
 LAYOUT = ("nchwtonhwc", "nhwctonchw")  # cuDNN's kernels that convert the layout, in small letters
-FORMAT = "torch.channels_last"
 MODEL = """\
 import torch
 from torch import nn

@@ -35,7 +35,7 @@ from advisor.model import Decline, Evidence, Finding, Graph, Place, Replacement,
 from advisor.patterns import NearMiss, Region
 from advisor.patterns.callsites import call_at, keyword, package_file, spreads
 from advisor.patterns.repeats import Operand, Unread, operand_of
-from advisor.patterns.sdpa import HALF, POSITIONAL, Repeat, Sdpa, math_cause, repeated_heads, sdpa_calls
+from advisor.patterns.sdpa import HALF, MATH, POSITIONAL, Repeat, Sdpa, math_cause, repeated_heads, sdpa_calls
 from advisor.rule import UNLINKED, Context, Example, GraphRule, step, tensor_bytes
 from advisor.source import Source
 
@@ -80,7 +80,7 @@ class GqaRepeat(GraphRule):
         "aten::_scaled_dot_product_cudnn_attention",
         "aten::_scaled_dot_product_flash_attention_for_cpu",
     )
-    avoids = ("aten::_scaled_dot_product_attention_math",)
+    avoids = (MATH,)
     examples = (
         Example(
             before=_model(

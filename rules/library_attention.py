@@ -33,12 +33,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from advisor import codemod
+from advisor.attending import attention_floor_us
 from advisor.libraries import NO_SDPA, TIMM_EXPERIMENTAL, X_TRANSFORMERS_PLAIN
 from advisor.model import Decline, Evidence, Finding, Graph, Rewrite, Safety, Span
 from advisor.patterns import Attention, NearMiss, Region, attention_regions
 from advisor.patterns.callsites import keyword, package_file, spreads
 from advisor.patterns.regions import calls
-from advisor.rule import UNLINKED, Context, Example, GraphRule, step, tensor_bytes
+from advisor.patterns.sdpa import FUSED, MATH
+from advisor.rule import UNLINKED, Context, Example, GraphRule, step
 from advisor.source import Source
 
 EAGER = "eager_attention_forward"  # what transformers calls its exchangeable written-out attention
@@ -93,13 +95,8 @@ class LibraryAttention(GraphRule):
     id = "library-attention"
     safety = Safety.NUMERICS
     worth = 0.03
-    runs = (
-        "aten::_scaled_dot_product_flash_attention",
-        "aten::_scaled_dot_product_efficient_attention",
-        "aten::_scaled_dot_product_cudnn_attention",
-        "aten::_scaled_dot_product_flash_attention_for_cpu",
-    )
-    avoids = ("aten::_scaled_dot_product_attention_math",)
+    runs = FUSED
+    avoids = (MATH,)
     title = "ask the library for fused attention"
     examples = (
         Example(
@@ -179,7 +176,7 @@ class LibraryAttention(GraphRule):
         switch: _Switch | str,
     ) -> Finding:
         graph, region = found[0]
-        floor = sum(_floor_us(ctx, g, r) for g, r in found if isinstance(r, Attention))
+        floor = sum(attention_floor_us(ctx, g, r) for g, r in found if isinstance(r, Attention))
         where = f"{package_file(graph.nodes[region.root])}:{graph.nodes[region.root].frames[-1].line}"
         values = (
             {"not applied": switch} if isinstance(switch, str) else {"text": switch.text, "import": switch.imported}
@@ -218,17 +215,6 @@ class LibraryAttention(GraphRule):
         if finding.values["import"]:
             edits.append(codemod.add_import(source, finding.values["import"]))
         return self.edit(finding, self.title, edits)
-
-
-def _floor_us(ctx: Context, graph: Graph, region: Attention) -> float:
-    """Two products forward, 2.5 times that backward (Dao et al. 2022), half of it for a causal mask; query, key, value
-    and result moved once each way."""
-    sizes = region.sizes
-    query, value = graph.nodes[region.inputs["query"]], graph.nodes[region.inputs["value"]]
-    forward = 2.0 * sizes.rows * sizes.queries * sizes.keys * (sizes.width + sizes.value_width)
-    share = 0.5 if region.causal else 1.0
-    traffic = 3 * (2 * tensor_bytes(query) + 2 * tensor_bytes(value))
-    return ctx.floor_us(3.5 * share * forward, traffic, query.dtype)
 
 
 # ---------------------------------------------------------------------------------------------------------- the script

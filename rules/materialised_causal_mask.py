@@ -29,7 +29,7 @@ from collections.abc import Iterator
 from advisor.model import Decline, Evidence, Finding, Graph, Node, Safety
 from advisor.patterns import NearMiss, Region
 from advisor.patterns.callsites import COMPREHENSIONS, around, enclosing, names, scope_of
-from advisor.patterns.sdpa import causal_mask_regions, sdpa_calls
+from advisor.patterns.sdpa import FUSED, MATH, causal_mask_regions, sdpa_calls
 from advisor.rule import Context, Example, GraphRule, Site, step, tensor_bytes
 
 MODEL = """\
@@ -68,13 +68,8 @@ class MaterialisedCausalMask(GraphRule):
     id = "materialised-causal-mask"
     safety = Safety.NUMERICS
     worth = 0.02
-    runs = (
-        "aten::_scaled_dot_product_flash_attention",
-        "aten::_scaled_dot_product_efficient_attention",
-        "aten::_scaled_dot_product_cudnn_attention",
-        "aten::_scaled_dot_product_flash_attention_for_cpu",
-    )
-    avoids = ("aten::_scaled_dot_product_attention_math",)
+    runs = FUSED
+    avoids = (MATH,)
     title = "is_causal=True instead of the mask"
     examples = (
         Example(

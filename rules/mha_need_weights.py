@@ -33,6 +33,7 @@ from advisor.model import Decline, Evidence, Finding, Graph, Node, Ref, Rewrite,
 from advisor.patterns import NearMiss, Region
 from advisor.patterns.callsites import call_at, keyword, names, package_file, read_after, scope_of, spreads
 from advisor.patterns.regions import calls
+from advisor.patterns.sdpa import FUSED, MATH
 from advisor.rule import UNLINKED, Context, Example, GraphRule, step, tensor_bytes
 from advisor.source import Source
 
@@ -71,13 +72,8 @@ class MhaNeedWeights(GraphRule):
     id = "mha-need-weights"
     safety = Safety.NUMERICS
     worth = 0.02
-    runs = (
-        "aten::_scaled_dot_product_flash_attention",
-        "aten::_scaled_dot_product_efficient_attention",
-        "aten::_scaled_dot_product_cudnn_attention",
-        "aten::_scaled_dot_product_flash_attention_for_cpu",
-    )
-    avoids = ("aten::_scaled_dot_product_attention_math",)
+    runs = FUSED
+    avoids = (MATH,)
     examples = (
         Example(
             before=_model("a, _ = self.attn(x, x, x)", "return x + a"),

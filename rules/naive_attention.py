@@ -33,12 +33,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from advisor.attending import always_causal, sdpa_call
+from advisor.attending import always_causal, attention_floor_us, sdpa_call
 from advisor.glance import Glance, glances
 from advisor.model import Decline, Evidence, Finding, Graph, Safety
 from advisor.patterns import Attention, NearMiss, Region, attention_regions, may_be_empty
 from advisor.patterns.callsites import package_file
-from advisor.rule import Context, Example, GraphRule, Site, step, tensor_bytes
+from advisor.patterns.sdpa import FUSED, MATH
+from advisor.rule import Context, Example, GraphRule, Site, step
 from advisor.source import Source
 
 MODEL = """\
@@ -78,13 +79,8 @@ class NaiveAttention(GraphRule):
     title = "use scaled_dot_product_attention"
     safety = Safety.NUMERICS
     worth = 0.03
-    runs = (
-        "aten::_scaled_dot_product_flash_attention",
-        "aten::_scaled_dot_product_efficient_attention",
-        "aten::_scaled_dot_product_cudnn_attention",
-        "aten::_scaled_dot_product_flash_attention_for_cpu",
-    )
-    avoids = ("aten::_scaled_dot_product_attention_math",)
+    runs = FUSED
+    avoids = (MATH,)
     examples = (
         Example(
             before=_model(
@@ -142,7 +138,7 @@ class NaiveAttention(GraphRule):
         empty = _empty_rows(ctx, calls, site)
         if empty is not None and empty[0]:
             return self.decline(site.span, empty[1])
-        floor = sum(_floor_us(ctx, g, region) for region, g in calls)
+        floor = sum(attention_floor_us(ctx, g, region) for region, g in calls)
         region, query = calls[0][0], graph.nodes[calls[0][0].inputs["query"]]
         return self.finding(
             site.span,
@@ -194,14 +190,3 @@ def _empty_rows(ctx: Context, calls: list[tuple[Attention, Graph]], site: Site) 
             if given or len(removing) > 1 or may_be_empty(graph, mask.node, mask.kind):
                 return False, f'{EMPTY}: fill with float("-inf") where that cannot happen, and run again'
     return None
-
-
-def _floor_us(ctx: Context, graph: Graph, region: Attention) -> float:
-    """Two products forward, four and one recomputed backward (Dao et al. 2022, 2.5 times the forward); causal needs
-    half."""
-    sizes = region.sizes
-    query, value = graph.nodes[region.inputs["query"]], graph.nodes[region.inputs["value"]]
-    forward = 2.0 * sizes.rows * sizes.queries * sizes.keys * (sizes.width + sizes.value_width)
-    share = 0.5 if region.causal else 1.0
-    traffic = 3 * (2 * tensor_bytes(query) + 2 * tensor_bytes(value))
-    return ctx.floor_us(3.5 * share * forward, traffic, query.dtype)

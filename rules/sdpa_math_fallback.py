@@ -30,10 +30,10 @@ from typing import TypeAlias
 from advisor.model import Decline, Evidence, Finding, Graph, Node, Operators, Safety
 from advisor.patterns import NearMiss, Region
 from advisor.patterns.callsites import package_file
-from advisor.patterns.sdpa import Sdpa, math_cause, sdpa_calls
+from advisor.patterns.sdpa import FUSED, MATH, Sdpa, math_cause, sdpa_calls
 from advisor.rule import UNLINKED, Context, Example, GraphRule, Site, step
 
-CALL, MATH = "aten::scaled_dot_product_attention", "aten::_scaled_dot_product_attention_math"
+CALL = "aten::scaled_dot_product_attention"
 Shapes: TypeAlias = tuple[tuple[int, ...], ...]
 ADVICE: Mapping[str, str] = {
     "dtype": "give it one dtype, float16 or bfloat16 on a GPU",
@@ -77,12 +77,7 @@ class SdpaMathFallback(GraphRule):
     id = "sdpa-math-fallback"
     safety = Safety.NUMERICS
     worth = 0.02
-    runs = (
-        "aten::_scaled_dot_product_flash_attention",
-        "aten::_scaled_dot_product_efficient_attention",
-        "aten::_scaled_dot_product_cudnn_attention",
-        "aten::_scaled_dot_product_flash_attention_for_cpu",
-    )
+    runs = FUSED
     title = "four dimensions for scaled_dot_product_attention"
     examples = (
         Example(

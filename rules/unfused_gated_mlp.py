@@ -74,6 +74,7 @@ class UnfusedGatedMlp(GraphRule):
     worth = 0.02
     runs = ("aten::silu", "aten::silu_")
     title = "use F.silu"
+    compiler_fuses = True
     in_library = "compile the layers that hold it, or ask the library for its fused gate"
     examples = (
         Example(
@@ -100,8 +101,6 @@ class UnfusedGatedMlp(GraphRule):
         return chain(silu_regions(graph), gate_regions(graph))
 
     def describe(self, ctx: Context, graph: Graph, site: Site) -> Finding | Decline:
-        if "compiled" in ctx.profile.missing:
-            return self.decline(site.span, "inside a compiled region: the compiler fuses it already")
         kinds = {region.facts["alternative"] for region in site.regions}
         if len(kinds) != 1 or not same_code(site.pairs(ctx)):
             return self.decline(site.span, "calls of the same code compute different functions")

@@ -64,6 +64,7 @@ class UnfusedGelu(GraphRule):
     worth = 0.02
     runs = ("aten::gelu",)
     title = "use F.gelu"
+    compiler_fuses = True
     examples = (
         Example(
             before=_model(
@@ -113,8 +114,6 @@ class UnfusedGelu(GraphRule):
         return gelu_regions(graph)
 
     def describe(self, ctx: Context, graph: Graph, site: Site) -> Finding | Decline:
-        if "compiled" in ctx.profile.missing:
-            return self.decline(site.span, "inside a compiled region: the compiler fuses it already")
         forms = {region.facts["alternative"] for region in site.regions}
         if len(forms) != 1 or not same_code(site.pairs(ctx)):
             return self.decline(site.span, "calls of the same code compute different functions")

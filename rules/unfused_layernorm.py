@@ -70,6 +70,7 @@ class UnfusedLayerNorm(GraphRule):
     worth = 0.02
     runs = ("aten::native_layer_norm",)
     title = "use F.layer_norm"
+    compiler_fuses = True
     examples = (
         Example(
             before=_model(
@@ -113,8 +114,6 @@ class UnfusedLayerNorm(GraphRule):
 
     def describe(self, ctx: Context, graph: Graph, site: Site) -> Finding | Decline:
         region = site.regions[0]
-        if "compiled" in ctx.profile.missing:
-            return self.decline(site.span, "inside a compiled region: the compiler fuses it already")
         eps, node, position = region.constants["eps"]
         mine = (sorted(region.inputs), eps, region.facts["axes"])
         if any((sorted(r.inputs), r.constants["eps"][0], r.facts["axes"]) != mine for r in site.regions):

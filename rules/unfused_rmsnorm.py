@@ -76,6 +76,7 @@ class UnfusedRmsNorm(GraphRule):
     worth = 0.02
     runs = ("aten::_fused_rms_norm",)
     title = "use F.rms_norm"
+    compiler_fuses = True
     in_library = "compile the layers that hold it, or ask the library for its fused norm"
     examples = (
         Example(
@@ -115,8 +116,6 @@ class UnfusedRmsNorm(GraphRule):
 
     def describe(self, ctx: Context, graph: Graph, site: Site) -> Finding | Decline:
         region = site.regions[0]
-        if "compiled" in ctx.profile.missing:
-            return self.decline(site.span, "inside a compiled region: the compiler fuses it already")
         if _before_2_4(ctx.profile.environment.torch):
             return self.decline(site.span, "F.rms_norm needs torch 2.4")
         eps, node, position = region.constants["eps"]

@@ -29,7 +29,7 @@ from collections.abc import Iterator, Mapping
 
 from advisor.model import Decline, Evidence, Finding, Graph, Safety
 from advisor.patterns import NearMiss, Region, rope_regions, table_source
-from advisor.rule import Context, Example, GraphRule, step, tensor_bytes
+from advisor.rule import COMPILED, Context, Example, GraphRule, step, tensor_bytes
 
 MODEL = """\
 import torch
@@ -93,7 +93,7 @@ class UnfusedRope(GraphRule):
         span = graphs[first.graph].nodes[first.root].span
         assert span is not None
         if "compiled" in ctx.profile.missing:
-            return self.decline(span, "inside a compiled region: the compiler fuses it already")
+            return self.decline(span, COMPILED)
         known = [cost for r in regions if (cost := ctx.cost_us(r.graph, r.inner)) is not None]
         if not known:
             return self.decline(span, "cannot tell: no measured time could be linked to it", needs=("links",))

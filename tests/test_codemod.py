@@ -78,7 +78,7 @@ def test_remove_statements(before: str, gone: list[str], after: str) -> None:
 )
 def test_functional_is_spelled_as_the_file_does(text: str, spelled: str, added: str) -> None:
     source = Source("m.py", text)
-    name, edits = codemod.functional(source, 1)
+    name, edits = codemod.module_name(source, 1, "torch.nn.functional")
     assert name == spelled
     after = codemod.apply(source, edits)
     assert after.replace(added, "", 1) == text if added else after == text
@@ -88,7 +88,7 @@ def test_functional_is_spelled_as_the_file_does(text: str, spelled: str, added: 
 
 def test_a_shadowed_alias_is_not_used() -> None:
     source = Source("m.py", "import torch\nimport torch.nn.functional as F\n\ndef f(F):\n    return F\n")
-    assert codemod.functional(source, 5)[0] == "torch.nn.functional"
+    assert codemod.module_name(source, 5, "torch.nn.functional")[0] == "torch.nn.functional"
 
 
 def test_overlapping_edits_conflict() -> None:

@@ -15,6 +15,15 @@ from advisor.patterns.masks import NotCausal, reads_batch, triangle_of
 from advisor.patterns.regions import NearMiss, Region, calls
 from advisor.semantics import operation
 
+# operators under scaled_dot_product_attention: of the fused kernels, and of the path that writes the scores out
+FUSED = (
+    "aten::_scaled_dot_product_flash_attention",
+    "aten::_scaled_dot_product_efficient_attention",
+    "aten::_scaled_dot_product_cudnn_attention",
+    "aten::_scaled_dot_product_flash_attention_for_cpu",
+)
+MATH = "aten::_scaled_dot_product_attention_math"
+
 POSITIONAL = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")  # scale and enable_gqa are keyword-only
 HALF = frozenset({"float16", "bfloat16"})
 
