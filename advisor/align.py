@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 
 from advisor.aligned import Alignment, Bound, Branch, Guard, Miss, outcome
 from advisor.model import Graph, Node
@@ -41,19 +42,7 @@ def align(
     the replacement under `guarded()`, and it has no choice but the guard where `unran` is not empty. `read` opens
     other files of the project; without it helpers there are not followed.
     """
-    node = graph.nodes[root]
-    if node.span is None:
-        raise Miss("the operation has no position in the user's source")
-    first: Miss | None = None
-    for depth in reversed([i for i, f in enumerate(node.frames) if is_own(f)]):
-        frame = node.frames[depth]
-        try:
-            here = source if frame.path == source.path else read(frame.path) if read is not None else None
-            if here is not None:
-                return _align_in(here, graph, node, depth, boundary, branches, read)
-        except Miss as miss:
-            first = first or miss
-    raise first or Miss("the operation has no position in this file", node.span.line)
+    return align_all(source, [(graph, root, {str(i): i for i in boundary})], branches=branches, read=read)
 
 
 def align_all(
@@ -67,65 +56,111 @@ def align_all(
 
     Gives the alignment of the first region.
     """
-    found = [align(source, g, root, frozenset(i.values()), branches=branches, read=read) for g, root, i in regions]
-    known = _form(found[0], regions[0][2])
-    for other, (_, _, inputs) in zip(found[1:], regions[1:], strict=True):
-        form = _form(other, inputs)
-        if form["branches"] != known["branches"]:
-            raise Miss("calls of the same code take different branches", found[0].root.statement.lineno)
+    search = _Search(source, branches, read)
+    (first, known), *others = [search.found(g, g.nodes[root], inputs) for g, root, inputs in regions]
+    for _, form in others:
+        if form.branches != known.branches:
+            raise Miss("calls of the same code take different branches", first.root.statement.lineno)
         if form != known:
-            differing = next(name for name, part in form.items() if part != known[name])
-            raise Miss(f"calls of the same code differ in their {differing}", found[0].root.statement.lineno)
-    return found[0]
+            differing = next(f.name for f in fields(form) if getattr(form, f.name) != getattr(known, f.name))
+            raise Miss(f"calls of the same code differ in their {differing}", first.root.statement.lineno)
+    return first
 
 
-def _form(alignment: Alignment, inputs: Mapping[str, int]) -> Mapping[str, object]:
+@dataclass(frozen=True)
+class _Form:
     """What two alignments of the same code must have in common, without the numbers of their nodes."""
 
-    def place(node: ast.AST) -> tuple[int | None, ...]:
-        return tuple(getattr(node, n, None) for n in ("lineno", "col_offset", "end_lineno", "end_col_offset"))
-
-    return {
-        "branches": [(place(b.at), b.taken) for b in alignment.branches],
-        "place": (alignment.source.path, place(alignment.root.expression)),
-        "inputs": {name: place(alignment.values[index].expression) for name, index in inputs.items()},
-        "constants": sorted(place(bound.expression) for bound in alignment.constants.values()),
-        "calls": sorted(place(callee) for callee in alignment.calls.values()),
-        "statements": sorted(place(statement) for statement in alignment.consumed),
-    }
+    branches: tuple[object, ...]
+    place: tuple[object, ...]
+    inputs: frozenset[object]
+    constants: tuple[object, ...]
+    calls: tuple[object, ...]
+    statements: tuple[object, ...]
 
 
-def _align_in(
-    source: Source, graph: Graph, node: Node, depth: int, boundary: frozenset[int], branches: bool, read: Read | None
-) -> Alignment:
-    """Align in the function of one of the root's frames: its own, or one that called a helper that computes it."""
-    frame = node.frames[depth]
-    scope = Scope(source, node.frames[:depth])
-    found: list[Alignment] = []
-    misses: list[Miss] = []
-    for expression in source.expressions_at(frame.line, frame.column if frame.end_column is not None else None):
-        if isinstance(expression, (ast.Name, ast.Slice, ast.Tuple, ast.List, ast.Dict)):
-            continue
-        statement = source.statement_of(expression)
-        walk = Walk(graph, boundary, read)
-        try:
-            walk.visit(Place(expression, statement, scope), node.index)
-            if boundary - set(walk.state.values):
-                raise Miss("an input of the region is not read by this code", expression.lineno)
-        except Miss as miss:
-            misses.append(miss)
-            continue
-        found.append(_finished(source, Bound(expression, statement), walk.state))
-    if len(found) > 1:
-        raise Miss("several expressions on this line could be the operation", frame.line)
-    if not found and any(isinstance(s, ast.AugAssign) for s in source.statements_at(frame.line)):
-        raise Miss("the result is computed by an assignment in place", frame.line)
-    if not found:  # the reason of the widest expression tells most
-        raise misses[0] if misses else Miss("no expression at this place matches the captured operations", frame.line)
-    if found[0].branches and not branches:
-        raise _depends(found[0])
-    check_movable(found[0], [i for i in found[0].calls if operation(graph.nodes[i]) == "dropout"])
-    return found[0]
+def _form(alignment: Alignment, inputs: Mapping[str, int]) -> _Form:
+    def place(node: ast.AST) -> tuple[int, ...]:
+        ends = ("lineno", "col_offset", "end_lineno", "end_col_offset")
+        return tuple(-1 if (at := getattr(node, end, None)) is None else at for end in ends)
+
+    def bound(found: Bound) -> tuple[object, ...]:
+        return place(found.expression), place(found.statement)
+
+    return _Form(
+        branches=tuple((place(b.at), b.taken, b.lost) for b in alignment.branches),
+        place=(alignment.source.path, *bound(alignment.root)),
+        inputs=frozenset((name, bound(alignment.values[index])) for name, index in inputs.items()),
+        constants=tuple(sorted(map(bound, alignment.constants.values()), key=repr)),
+        calls=tuple(sorted(map(place, alignment.calls.values()))),
+        statements=tuple(map(place, alignment.consumed)),
+    )
+
+
+class _Search:
+    """Aligns regions; what may move is judged once for all that are the same code."""
+
+    def __init__(self, source: Source, branches: bool, read: Read | None) -> None:
+        self.source, self.branches, self.read = source, branches, read
+        self.judged: dict[_Form, Miss | None] = {}
+
+    def found(self, graph: Graph, node: Node, inputs: Mapping[str, int]) -> tuple[Alignment, _Form]:
+        """The alignment of one region, and its form before anything was folded or left out."""
+        if node.span is None:
+            raise Miss("the operation has no position in the user's source")
+        first: Miss | None = None
+        for depth in reversed([i for i, f in enumerate(node.frames) if is_own(f)]):
+            path = node.frames[depth].path
+            try:
+                here = self.source if path == self.source.path else self.read(path) if self.read is not None else None
+                if here is not None:
+                    return self._judged(self._align_in(here, graph, node, depth, inputs), graph, inputs)
+            except Miss as miss:
+                first = first or miss
+        raise first or Miss("the operation has no position in this file", node.span.line)
+
+    def _align_in(self, source: Source, graph: Graph, node: Node, depth: int, inputs: Mapping[str, int]) -> Alignment:
+        """Align in the function of one of the root's frames: its own, or one that called a helper that computes it."""
+        frame, boundary = node.frames[depth], frozenset(inputs.values())
+        scope = Scope(source, node.frames[:depth])
+        found: list[Alignment] = []
+        misses: list[Miss] = []
+        for expression in source.expressions_at(frame.line, frame.column if frame.end_column is not None else None):
+            if isinstance(expression, (ast.Name, ast.Slice, ast.Tuple, ast.List, ast.Dict)):
+                continue
+            statement = source.statement_of(expression)
+            walk = Walk(graph, boundary, self.read)
+            try:
+                walk.visit(Place(expression, statement, scope), node.index)
+                if boundary - set(walk.state.values):
+                    raise Miss("an input of the region is not read by this code", expression.lineno)
+            except Miss as miss:
+                misses.append(miss)
+                continue
+            found.append(_finished(source, Bound(expression, statement), walk.state))
+        if len(found) > 1:
+            raise Miss("several expressions on this line could be the operation", frame.line)
+        if not found and any(isinstance(s, ast.AugAssign) for s in source.statements_at(frame.line)):
+            raise Miss("the result is computed by an assignment in place", frame.line)
+        if not found:  # the reason of the widest expression tells most
+            nothing = Miss("no expression at this place matches the captured operations", frame.line)
+            raise misses[0] if misses else nothing
+        return found[0]
+
+    def _judged(self, alignment: Alignment, graph: Graph, inputs: Mapping[str, int]) -> tuple[Alignment, _Form]:
+        if alignment.branches and not self.branches:
+            raise _depends(alignment)
+        form = _form(alignment, inputs)
+        if form not in self.judged:
+            try:
+                check_movable(alignment, [i for i in alignment.calls if operation(graph.nodes[i]) == "dropout"])
+                self.judged[form] = None
+            except Miss as miss:
+                self.judged[form] = miss
+        known = self.judged[form]
+        if known is not None:
+            raise known
+        return alignment, form
 
 
 def _depends(alignment: Alignment) -> Miss:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -147,7 +148,7 @@ def leaves(block: Sequence[ast.stmt]) -> bool:
 
 def binds(node: ast.AST, name: str) -> bool:
     """Whether a statement, or anything inside it, gives `name` a value or deletes it."""
-    return any(name == bound for bound in bound_names(node))
+    return name in bound_names(node)
 
 
 def changed_by(node: ast.AST) -> str | None:
@@ -160,11 +161,23 @@ def changed_by(node: ast.AST) -> str | None:
 
 def changes(statement: ast.stmt, name: str) -> bool:
     """Whether a statement, or anything inside it, changes the tensor of a name in place and drops the result."""
-    return any(isinstance(n, ast.Expr) and changed_by(n.value) == name for n in ast.walk(statement))
+    return name in changed_names(statement)
 
 
-def bound_names(node: ast.AST) -> Iterator[str]:
+@functools.lru_cache(maxsize=4096)
+def changed_names(node: ast.AST) -> frozenset[str]:
+    """The names whose tensors a statement, or anything inside it, changes in place and drops the result."""
+    changed = {changed_by(n.value) for n in ast.walk(node) if isinstance(n, ast.Expr)}
+    return frozenset(name for name in changed if name is not None)
+
+
+@functools.lru_cache(maxsize=4096)
+def bound_names(node: ast.AST) -> frozenset[str]:
     """Every name that a statement or anything inside it binds or deletes, definitions and imports included."""
+    return frozenset(_bound(node))
+
+
+def _bound(node: ast.AST) -> Iterator[str]:
     for inner in ast.walk(node):
         if isinstance(inner, ast.Name) and isinstance(inner.ctx, (ast.Store, ast.Del)):
             yield inner.id
@@ -181,8 +194,7 @@ def bound_names(node: ast.AST) -> Iterator[str]:
 def stored_names(node: ast.AST) -> set[str]:
     """Names a statement assigns, or whose tensors it changes in place."""
     found = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-    changed = {changed_by(n.value) for n in ast.walk(node) if isinstance(n, ast.Expr)} - {None}
-    return found | {name for name in changed if name is not None}
+    return found | changed_names(node)
 
 
 def stored_attributes(node: ast.AST) -> set[str]:

@@ -90,6 +90,8 @@ class _Search(Reading):
             node = self.graph.nodes[root]
             if node.shape is None or operation(node) in ("log_softmax", "softmax", "logsumexp"):
                 continue
+            if math.prod(node.shape) not in (1, self.rows):  # a loss is one number, or one for every row
+                continue
             for target in self.targets(root):
                 meaning = self.meaning(root, target)
                 if meaning is None:

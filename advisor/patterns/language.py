@@ -134,9 +134,9 @@ def find(graph: Graph, *patterns: Pattern) -> Iterator[Region | NearMiss]:
     late as possible; but one whose operations stand in several functions is given only where no smaller one stands in a
     single function, because only that can be rewritten.
     """
-    view, done = View(graph), set[int]()
+    view, done, sweeps = View(graph), set[int](), dict[Hashable, Sweep | None]()
     for pattern in patterns:
-        search = _Search(graph, pattern, view, done)
+        search = _Search(graph, pattern, view, done, sweeps)
         for anchor in calls(graph, *pattern.anchors):
             if anchor.index not in done:
                 with np.errstate(all="ignore"):
@@ -147,12 +147,14 @@ def find(graph: Graph, *patterns: Pattern) -> Iterator[Region | NearMiss]:
 
 @dataclass
 class _Search:
-    """One search; `done` holds the nodes of what was found, `expected` the references' values."""
+    """One search; `done` holds the nodes of what was found, `sweeps` what patterns with the same samples evaluated,
+    `expected` the references' values."""
 
     graph: Graph
     pattern: Pattern
     view: View
     done: set[int]
+    sweeps: dict[Hashable, Sweep | None]
     samples: dict[tuple[tuple[int, ...], tuple[int, ...]], Array] = field(default_factory=dict)
     expected: dict[Hashable, Array | None] = field(default_factory=dict)
     kept: list[object] = field(default_factory=list)  # what `expected` knows by identity stays alive
@@ -219,15 +221,18 @@ class _Search:
         axes = reduced_axes(self.graph, anchor) if pattern.reduces else ()
         if axes is None:
             return None
-        key = (sample_shape(shape, axes), axes)
-        if key not in self.samples:
-            self.samples[key] = pattern.sample(np.random.default_rng(7), *key)
-        sweep = Sweep(self.view, main, self.samples[key], axes, pattern.kinds)
-        try:
-            sweep.value(anchor.index)
-        except NotModelled:
-            return None
-        return sweep
+        known = (anchor.index, main, pattern.sample, pattern.kinds)
+        if known not in self.sweeps:
+            key = (sample_shape(shape, axes), axes)
+            if key not in self.samples:
+                self.samples[key] = pattern.sample(np.random.default_rng(7), *key)
+            sweep = Sweep(self.view, main, self.samples[key], axes, pattern.kinds)
+            try:
+                sweep.value(anchor.index)
+                self.sweeps[known] = sweep
+            except NotModelled:
+                self.sweeps[known] = None
+        return self.sweeps[known]
 
     def _mains(self, anchor: Node) -> list[int]:
         """Nodes before an anchor through which all of it is computed, and which may be the main tensor; farthest first.
