@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import difflib
 import io
 from collections.abc import Callable, Mapping, Sequence
 
 from advisor.codemod import Conflict, apply
 from advisor.model import Patch, Rewrite, Span
-from advisor.source import Source
+from advisor.source import Source, parsed
 
 
 def build(rewrites: Sequence[Rewrite], read: Callable[[str], Source]) -> Patch:
@@ -53,7 +52,7 @@ def _texts(rewrites: Sequence[Rewrite], read: Callable[[str], Source]) -> dict[s
             edits.setdefault(span.path, []).append((span, text))
     texts = {path: apply(read(path), wanted) for path, wanted in sorted(edits.items())}
     for path, text in texts.items():
-        ast.parse(text, path)
+        parsed(text, path)
     return texts
 
 

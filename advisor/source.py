@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 import hashlib
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from advisor.errors import SourceError
 from advisor.model import Span
@@ -20,6 +20,15 @@ def split_lines(text: str) -> list[str]:
     `str.splitlines` also splits after form feed, U+0085, U+2028 and others, which stand inside a line of source.
     """
     return list(io.StringIO(text, newline=""))
+
+
+def parsed(text: str, path: str) -> ast.Module:
+    """The syntax tree of a file's text, positions as in the text; raises what `ast.parse` raises.
+
+    A byte order mark, which Python takes off a file and refuses in a string, is parsed as form feeds: they are no
+    indentation, and as many bytes.
+    """
+    return ast.parse("\f\f\f" + text[1:] if text.startswith("\ufeff") else text, path)
 
 
 @dataclass(frozen=True)
@@ -51,7 +60,9 @@ class Source:
     def tree(self) -> ast.Module:
         """The syntax tree; raises `SourceError` with the offending line."""
         try:
-            return ast.parse(self.text, self.path)
+            return parsed(self.text, self.path)
+        except (RecursionError, MemoryError) as error:
+            raise SourceError(f"{self.path} nests expressions too deeply for Python's parser") from error
         except (SyntaxError, ValueError) as error:
             line = getattr(error, "lineno", None)
             shown = (getattr(error, "text", "") or "").rstrip()
@@ -123,6 +134,11 @@ class Source:
     @cached_property
     def _functions(self) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
         return [n for n in ast.walk(self.tree) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))]
+
+    @cached_property
+    def classes(self) -> list[ast.ClassDef]:
+        """Every class of the file."""
+        return [n for n in ast.walk(self.tree) if isinstance(n, ast.ClassDef)]
 
     def statement_of(self, node: ast.AST) -> ast.stmt:
         """The innermost statement that contains `node`."""
@@ -251,6 +267,56 @@ class Source:
             spelled = alias + module[len(target) :]
             best = spelled if best is None or len(spelled) < len(best) else best
         return best
+
+
+def with_imported(read: Callable[[str], Source], paths: Iterable[str]) -> tuple[Source, ...]:
+    """The files at some paths below the project root and every file there that they import, each once.
+
+    A module is looked for beside the file that imports it, in the folders above, and beside the files at `paths`.
+    """
+    first = sorted({PurePosixPath(path.replace("\\", "/")) for path in paths})
+    folders = [path.parent for path in first]
+    found: dict[str, Source] = {}
+    tried: set[PurePosixPath] = set()
+    pending = list(first)
+    while pending:
+        path = pending.pop()
+        if path in tried:
+            continue
+        tried.add(path)
+        try:
+            source = read(str(path))
+        except SourceError:  # no such file, or none that could have been imported
+            continue
+        if source.path in found:
+            continue
+        found[source.path] = source
+        pending += [at for parts, level in _modules(source) for at in _files(path, parts, level, folders)]
+    return tuple(found[path] for path in sorted(found))
+
+
+def _modules(source: Source) -> Iterator[tuple[tuple[str, ...], int]]:
+    """The names of every module an import may load, with the number of leading dots."""
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Import):
+            yield from ((tuple(alias.name.split(".")), 0) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = tuple(node.module.split(".")) if node.module else ()
+            yield base, node.level
+            yield from (((*base, alias.name), node.level) for alias in node.names if alias.name != "*")
+
+
+def _files(
+    importer: PurePosixPath, parts: tuple[str, ...], level: int, folders: Iterable[PurePosixPath]
+) -> Iterator[PurePosixPath]:
+    """Where the file of a module, and those of the packages around it, may lie."""
+    above = [importer.parent, *importer.parent.parents]
+    for folder in above[level - 1 : level] if level else dict.fromkeys((*above, *folders)):
+        for count in range(len(parts) + 1):
+            place = folder.joinpath(*parts[:count])
+            yield place / "__init__.py"
+            if count:
+                yield place.with_name(place.name + ".py")
 
 
 def _aliases(node: ast.AST) -> Iterator[tuple[str, str]]:

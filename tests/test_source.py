@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from advisor.codemod import apply, replace
+from advisor.errors import SourceError
 from advisor.ingest.frames import Frames
 from advisor.patch import unified
-from advisor.source import Source, split_lines
+from advisor.source import Source, parsed, split_lines
 
 ODD = [
     pytest.param("x = 1\n\x0cy = f(x)\nz = 3\n", id="form feed"),
@@ -65,3 +66,20 @@ def test_an_import_inside_a_function_names_what_it_imports() -> None:
     assert "fun" not in source.imports  # it cannot be spelled elsewhere
     twice = Source("m.py", text + "def g(x):\n    import math as fun\n    return fun.erf(x)\n")
     assert twice.qualified(next(n for n in ast.walk(twice.tree) if isinstance(n, ast.Call)).func) is None
+
+
+def test_a_byte_order_mark_moves_no_position(tmp_path: Path) -> None:
+    (tmp_path / "marked.py").write_bytes(b"\xef\xbb\xbfx = 1; y = f(x)\nz = x\n")
+    source = Source.read(tmp_path, "marked.py")
+    call = next(node for node in ast.walk(source.tree) if isinstance(node, ast.Call))
+    span = source.span(call)
+    assert source.at(span) == "f(x)"
+    edited = apply(source, [replace(span, "g(x)")])
+    assert edited.encode("utf-8") == b"\xef\xbb\xbfx = 1; y = g(x)\nz = x\n"
+    assert ast.dump(parsed(edited, "marked.py")) == ast.dump(ast.parse("x = 1; y = g(x)\nz = x\n"))
+
+
+def test_an_expression_nested_too_deeply_is_an_error_of_the_source(tmp_path: Path) -> None:
+    (tmp_path / "deep.py").write_text("x = " + "+".join(["1"] * 100_000) + "\n", encoding="utf-8")
+    with pytest.raises(SourceError, match=r"deep\.py nests expressions too deeply"):
+        Source.read(tmp_path, "deep.py")
