@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from advisor.aligned import Alignment, Bound, Branch, Guard, Miss, outcome
+from advisor.draws import drawing_places
 from advisor.model import Graph, Node
 from advisor.movable import check_movable
 from advisor.places import Place, Scope, is_own
@@ -153,7 +154,8 @@ class _Search:
         form = _form(alignment, inputs)
         if form not in self.judged:
             try:
-                check_movable(alignment, [i for i in alignment.calls if operation(graph.nodes[i]) == "dropout"])
+                dropout = [i for i in alignment.calls if operation(graph.nodes[i]) == "dropout"]
+                check_movable(alignment, dropout, drawing_places(graph))
                 self.judged[form] = None
             except Miss as miss:
                 self.judged[form] = miss

@@ -63,8 +63,9 @@ class Alignment:
 
     `values` binds boundary nodes, `constants` non-tensor arguments by (node, argument position or name), `calls` the
     callee expression of every call walked through. A constant that cannot be spelled at the result, because it stands
-    in a helper, is absent. `branches` are the conditions between the first of these statements and the result, in the
-    order of the source; `conditions` lists for a node (boundary or walked through) or a constant those it is under.
+    in a helper, is absent; one that reads an intermediate is in `left_out`. `branches` are the conditions between the
+    first of these statements and the result, in the order of the source; `conditions` lists for a node (boundary or
+    walked through) or a constant those it is under.
     """
 
     source: Source
@@ -76,6 +77,7 @@ class Alignment:
     branches: tuple[Branch, ...] = ()
     conditions: dict[int | tuple[int, int | str], tuple[Branch, ...]] = field(default_factory=dict)
     guard: Guard | Miss | None = None
+    left_out: dict[tuple[int, int | str], Bound] = field(default_factory=dict)
 
     @property
     def unran(self) -> tuple[Branch, ...]:

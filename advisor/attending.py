@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import ast
+from itertools import pairwise
 from typing import Any
 
 from advisor import codemod
 from advisor.align import Bound, Branch, Miss, outcome
+from advisor.handed import from_caller, least_axes, may_change, shows_dtype, written_in_place
+from advisor.made import made, own_class
 from advisor.model import Graph, Node, Replacement
+from advisor.movable import check_said
 from advisor.patterns import Attention, Mask, default_scale
+from advisor.patterns.shown_axes import rank_is_shown
 from advisor.rule import Context, Site, tensor_bytes
 from advisor.source import Source
 from advisor.triangles import has_literal_diagonal, made_as_triangle
@@ -42,6 +47,7 @@ class _Call:
     def __init__(self, ctx: Context, graph: Graph, site: Site, region: Attention) -> None:
         self.ctx, self.graph, self.site, self.region = ctx, graph, site, region
         self.constants: dict[str, tuple[str, Any]] = {}
+        self.fixed = rank_is_shown(site.alignment, graph, region, region.root)  # tensors of one number of axes
 
     def replacement(self) -> Replacement:
         arguments = [self._operand(name) for name in ("query", "key", "value")]
@@ -53,7 +59,7 @@ class _Call:
         scale = self._scale()
         if scale:
             arguments.append(f"scale={scale}")
-        dropout = _dropout_text(self.site, self.region)
+        dropout = _dropout_text(self.ctx, self.site, self.region)
         under = self._conditions(self.region.dropout[0]) if dropout else ""
         if under:
             dropout = f"({dropout}) if {under} else 0.0"
@@ -70,27 +76,44 @@ class _Call:
         text = f"{{{name}}}"
         if name in self.region.cut:
             text += f".unflatten({self.region.cut[name]}, ({self._heads()}))"
-        text += _permuted(self.region.orders[name])
-        return text + (".unsqueeze(1)" if self.region.batch == 1 else "")
+        text += _permuted(self.region.orders[name], self.fixed)
+        return text + (f".unsqueeze({self.heads})" if self.region.batch == 1 else "")
+
+    @property
+    def heads(self) -> int:
+        """Where an axis of one head is put in: counted from the last where the tensors may have more or fewer axes."""
+        return 1 if self.fixed else -3
 
     def _heads(self) -> str:
         """The sizes of the two batch axes as the user's own view spells them."""
         assert self.region.split is not None
         node, sizes = self.region.split
-        constants = self.site.alignment.constants
-        for place in range(1, len(self.graph.nodes[node].args) - 1):
-            found = [constants.get((node, place + k)) for k in (0, 1)]
-            if self.graph.nodes[node].args[place : place + 2] == sizes and None not in found:
-                source = self.site.alignment.source
-                for k, bound in enumerate(found):
-                    assert bound is not None
-                    self.constants[f"heads{k}"] = (source.segment(bound.expression), sizes[k])
+        given = self._view_sizes(node)
+        for pair in pairwise(given):
+            if pair[0][0] in (sizes[0], -1) and pair[1][0] in (sizes[1], -1) and pair[0][0] != pair[1][0]:
+                for k, (value, expression) in enumerate(pair):
+                    self.constants[f"heads{k}"] = (self.site.alignment.source.segment(expression), value)
                 return "{heads0}, {heads1}"
-        return f"{sizes[0]}, {sizes[1]}" if len(self.site.regions) == 1 else f"-1, {sizes[1]}"
+        raise Miss("the view that tells the heads apart does not write out how many there are")
+
+    def _view_sizes(self, node: int) -> list[tuple[int, ast.expr]]:
+        """The sizes a view is given, as numbers and as the source spells them."""
+        found: list[tuple[int, ast.expr]] = []
+        for place, value in enumerate(self.graph.nodes[node].args):
+            bound = self.site.alignment.constants.get((node, place))
+            if bound is None:
+                continue
+            if isinstance(value, int):
+                found.append((value, bound.expression))
+            elif isinstance(value, tuple) and isinstance(bound.expression, (ast.Tuple, ast.List)):
+                sizes = bound.expression.elts
+                pairs = zip(value, sizes, strict=True) if len(value) == len(sizes) else ()
+                found += [(n, e) for n, e in pairs if isinstance(n, int)]
+        return found
 
     def _result(self) -> str:
-        text = ".squeeze(1)" if self.region.batch == 1 else ""
-        text += _permuted(self.region.orders["output"])
+        text = f".squeeze({self.heads})" if self.region.batch == 1 else ""
+        text += _permuted(self.region.orders["output"], self.fixed)
         place = self.region.cut.get("output")
         return text + (f".flatten({place}, {place + 1})" if place is not None else "")
 
@@ -105,7 +128,16 @@ class _Call:
         if len(under) > 1:
             raise Miss("several masks depend on conditions of their own", self.site.span.line)
         always = [k for k in everything if not self._under(k)]
-        return f"{self._mask(everything)} if {under.pop()} else {self._mask(always) if always else None}"
+        mask, condition = self._mask(everything), under.pop()
+        if mask in ("{mask0}", "~{mask0}"):
+            text = codemod.spelled(mask, {"mask0": self._text("mask0")})
+            if self.constants[condition[1:-1]][0] == f"{text} is not None":
+                del self.constants[condition[1:-1]]
+                return mask
+        return f"{mask} if {condition} else {self._mask(always) if always else None}"
+
+    def _text(self, name: str) -> str:
+        return self.site.text(self.region.inputs[name])
 
     def _under(self, place: int) -> str:
         """The condition under which a mask is applied, as a placeholder; "" where it always is."""
@@ -132,30 +164,61 @@ class _Call:
         return f'{bias}.masked_fill({" | ".join(drops)}, float("-inf"))'
 
     def _keep(self, place: int, mask: Mask, opposite: bool = False) -> str:
-        text = f"{{mask{place}}}" + self._arranged(mask)
+        text = self._arranged(place, mask)
         if mask.kind == "nonzero":
             return f"({text} {'==' if opposite else '!='} 0)"
         return text if (mask.kind == "keep") is not opposite else f"~{text}"
 
     def _bias(self, place: int, mask: Mask) -> str:
-        text = f"{{mask{place}}}" + self._arranged(mask)
-        text += ".to({query}.dtype)" if mask.cast else ""
+        text = self._arranged(place, mask)
+        text += f".to({self._dtype()})" if mask.cast or not self._has_dtype(mask) else ""
         for k, factor in enumerate(self.region.factors):
             if factor.node in mask.scaled_by:
                 text += f" {'/' if factor.divides else '*'} {self._scaling(k)}"
         return text if mask.sign > 0 else f"-{text}"
 
-    def _arranged(self, mask: Mask) -> str:
-        batched = self.region.batch == 1 and mask.rank == 3
-        return _permuted(mask.order) + (".unsqueeze(1)" if batched else "")
+    def _has_dtype(self, mask: Mask) -> bool:
+        """Whether what is added to the scores is a mask of floating point for every caller: bool would keep pairs."""
+        bound, source = self.site.alignment.values[mask.node], self.site.alignment.source
+        place = (source, bound.expression, bound.statement)
+        return shows_dtype(*place) or not from_caller(*place)
+
+    def _dtype(self) -> str:
+        """The dtype of the operands, read off one that is not computed for it."""
+        for name in ("query", "key", "value"):
+            bound = self.site.alignment.values[self.region.inputs[name]]
+            if not any(isinstance(n, ast.Call) for n in ast.walk(bound.expression)):
+                return f"{{{name}}}.dtype"
+        raise Miss("the mask may have another dtype than the operands, none of which has a name")
+
+    def _arranged(self, place: int, mask: Mask) -> str:
+        """A mask brought to at least two axes, as the operands are laid out."""
+        text = f"{{mask{place}}}"
+        if mask.rank < 2:
+            return f"torch.atleast_2d({text})"
+        self._check_axes(mask)
+        handed = self._is_handed(mask)
+        if self.region.batch == 1 and (mask.rank == 3 or handed):
+            return text + _permuted(mask.order) + f".unsqueeze({-3 if handed else self.heads})"
+        return text + _permuted(mask.order)
+
+    def _check_axes(self, mask: Mask) -> None:
+        """What the call does with a mask must be right for a mask of any number of axes that a caller may give."""
+        if not self._is_handed(mask):
+            return
+        bound, source = self.site.alignment.values[mask.node], self.site.alignment.source
+        line = bound.expression.lineno
+        if mask.order is not None and least_axes(source, bound.expression, bound.statement) < mask.rank:
+            raise Miss("the axes of a mask that a caller gives would change places, and may be fewer", line)
+        if self.region.split and mask.room == 3 and not _leads_with_one(bound.expression):
+            raise Miss("a mask that a caller gives may tell apart heads that stand in one axis with the batch", line)
+
+    def _is_handed(self, mask: Mask) -> bool:
+        bound = self.site.alignment.values[mask.node]
+        return from_caller(self.site.alignment.source, bound.expression, bound.statement)
 
     def _is_causal(self) -> bool:
-        """Whether the mask is causal for every caller and at every length."""
-        bound = self.site.alignment.values[self.region.inputs["mask0"]]
-        source = self.site.alignment.source
-        if source.reads_parameter(bound.expression, bound.statement) or not stays_triangle(source, bound):
-            return False
-        return always_causal(self.ctx, self.graph, self.region.masks[0])
+        return shown_causal(self.ctx, self.graph, self.site, self.region.masks[0])
 
     # ------------------------------------------------------------------------------------------------------------ scale
 
@@ -182,7 +245,10 @@ class _Call:
         """The condition under which a step runs, as source; "" where it always does or a guard holds it."""
         if self.site.alignment.unran:
             return ""
-        branches = self.site.alignment.conditions.get(node, ())
+        found = self.site.alignment.conditions.get(node, ())
+        branches = [branch for branch in found if not isinstance(branch.test, ast.Constant)]
+        for branch in branches:
+            check_said(self.site.alignment, branch)
         return " and ".join(_outcome(self.site.alignment.source, branch) for branch in branches)
 
     def _expression(self, place: int) -> ast.expr:
@@ -200,8 +266,17 @@ class _Call:
         if len(self.region.factors) != 1 or self._conditions(self.region.factors[0].node):
             return False
         factor, expression = self.region.factors[0], self._expression(0)
-        operands = {self.site.text(self.region.inputs[name]) for name in ("query", "key")}
+        orders = {name: self.region.orders[name] for name in ("query", "key")}
+        operands = {self._text(name) for name, order in orders.items() if order is None or order[-1] == len(order) - 1}
         return _is_root(expression, operands) if factor.divides else _is_inverse_root(expression, operands)
+
+
+def _leads_with_one(expression: ast.expr) -> bool:
+    """Whether a mask has an axis of one in front: `mask[None]`, `mask.unsqueeze(0)`."""
+    if isinstance(expression, ast.Subscript):
+        first = expression.slice.elts[0] if isinstance(expression.slice, ast.Tuple) else expression.slice
+        return isinstance(first, ast.Constant) and first.value is None
+    return ast.unparse(expression).endswith(".unsqueeze(0)")
 
 
 def _is_width(node: ast.expr, operands: set[str]) -> bool:
@@ -247,14 +322,21 @@ def _outcome(source: Source, branch: Branch) -> str:
     return f"({text})" if isinstance(branch.test, (ast.BoolOp, ast.IfExp)) else text
 
 
-def _permuted(order: tuple[int, ...] | None) -> str:
-    """A permutation as a method call: a transposition where it is one."""
+def _permuted(order: tuple[int, ...] | None, fixed: bool = True) -> str:
+    """A permutation as a method call: a transposition where it is one.
+
+    Its axes are counted from the last where those in front of them may be more or fewer; raises `Miss` where that
+    cannot be.
+    """
     if order is None:
         return ""
     moved = [place for place, axis in enumerate(order) if place != axis]
     if len(moved) == 2:
-        first, last = (m - len(order) if m >= len(order) - 2 and moved[0] >= len(order) - 2 else m for m in moved)
+        from_last = moved[0] >= len(order) - 2 or not fixed
+        first, last = (m - len(order) if from_last else m for m in moved)
         return f".transpose({first}, {last})"
+    if not fixed:
+        raise Miss("its axes change places, and the source does not show how many there are")
     return f".permute({', '.join(str(axis) for axis in order)})"
 
 
@@ -268,13 +350,17 @@ def stays_triangle(source: Source, bound: Bound) -> bool:
         if not made_as_triangle(source, expression) or _may_vary(expression):
             return False
         for name in {n.id for n in ast.walk(expression) if isinstance(n, ast.Name)} - seen:
+            if function is not None and written_in_place(function, name):
+                return False
             seen.add(name)
             assigned = [n for n in ast.walk(function or source.tree) if isinstance(n, ast.Assign)]
             pending += [n.value for n in assigned if any(isinstance(t, ast.Name) and t.id == name for t in n.targets)]
     return True
 
 
-PURE = frozenset("tril triu view reshape unsqueeze bool to float byte type contiguous ones full size zeros".split())
+PURE = frozenset(
+    "finfo tril triu view reshape unsqueeze bool to float byte type contiguous ones full size zeros".split()
+)
 
 
 def _may_vary(expression: ast.expr) -> bool:
@@ -287,6 +373,20 @@ def _may_vary(expression: ast.expr) -> bool:
             if name not in PURE and name not in ("masked_fill", "logical_not", "ones_like", "len", "int"):
                 return True
     return False
+
+
+def shown_causal(ctx: Context, graph: Graph, site: Site, mask: Mask) -> bool:
+    """Whether the source shows that a mask of the first region is causal for every caller and at every length."""
+    bound, source = site.alignment.values[mask.node], site.alignment.source
+    if from_caller(source, bound.expression, bound.statement) or not stays_triangle(source, bound):
+        return False
+    return always_causal(ctx, graph, mask)
+
+
+def may_be_another(site: Site, mask: Mask) -> bool:
+    """Whether a mask of the first region comes from a caller or is written again after its object was made."""
+    bound, source = site.alignment.values[mask.node], site.alignment.source
+    return from_caller(source, bound.expression, bound.statement) or may_change(source, bound.expression)
 
 
 def always_causal(ctx: Context, graph: Graph, mask: Mask) -> bool:
@@ -307,31 +407,48 @@ def _literal_diagonal(ctx: Context, node: Node) -> bool:
     return len(found) == 1 and has_literal_diagonal(found[0])
 
 
-def _dropout_text(site: Site, region: Attention) -> str:
+def _dropout_text(ctx: Context, site: Site, region: Attention) -> str:
     """The probability to drop, gated by training as the user's own call is; empty where there is no dropout."""
     if not region.dropout:
         return ""
     node = region.dropout[0]
     source = site.alignment.source
     callee = site.alignment.calls[node]
-    name = source.segment(callee)
     if (source.qualified(callee) or "").startswith("torch."):
         return _functional_dropout(site, node)
-    if not _always_dropout(source, callee):  # an identity stands there where nothing is dropped
+    name = source.segment(callee)
+    if isinstance(callee, ast.Call):  # a module that was just made is in training
+        return f"{name}.p"
+    if not _same_object(site, callee):
+        raise Miss(f"`{name}` is a name of the function that drops, not of the one that is rewritten", callee.lineno)
+    if not _always_dropout(ctx, source, callee):  # an identity stands there where nothing is dropped
         return f'getattr({name}, "p", 0.0) if {name}.training else 0.0'
     return f"{name}.p if {name}.training else 0.0"
 
 
-def _always_dropout(source: Source, callee: ast.expr) -> bool:
-    """Whether every value the file gives the attribute is a Dropout."""
-    if not isinstance(callee, ast.Attribute):
+def _same_object(site: Site, callee: ast.expr) -> bool:
+    """Whether a module that a helper calls has the same name where the result is computed: both read it from `self`."""
+    source, root = site.alignment.source, site.alignment.root.statement
+    here, there = source.function_at(root.lineno), source.function_at(callee.lineno)
+    if here is there:
+        return True
+    base = callee
+    while isinstance(base, (ast.Attribute, ast.Subscript)):
+        base = base.value
+    if here is None or there is None or own_class(source, base) is None:
         return False
-    given = [
-        n.value
-        for n in ast.walk(source.tree)
-        if isinstance(n, ast.Assign) and any(isinstance(t, ast.Attribute) and t.attr == callee.attr for t in n.targets)
-    ]
-    return all(isinstance(v, ast.Call) and ast.unparse(v.func).endswith("Dropout") for v in given)
+    called = [n.func for n in ast.walk(here) if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute)]
+    receivers = [f.value for f in called if f.attr == there.name]
+    alike = all(ast.unparse(r) == ast.unparse(base) and own_class(source, r) is not None for r in receivers)
+    return bool(receivers) and alike
+
+
+def _always_dropout(ctx: Context, source: Source, callee: ast.expr) -> bool:
+    """Whether every module that the files put there is a Dropout."""
+    try:
+        return {one.kind for one in made(ctx.sources, source, callee)} == {"Dropout"}
+    except Miss:
+        return False
 
 
 def _functional_dropout(site: Site, node: int) -> str:
@@ -346,4 +463,6 @@ def _functional_dropout(site: Site, node: int) -> str:
     training = text(2, "training") or text(2, "train")  # the second is torch.dropout's word
     if training in (None, "True"):
         return probability
+    if training == "False":
+        return ""
     return f"{codemod.grouped(probability)} if {codemod.grouped(training)} else 0.0"

@@ -276,7 +276,7 @@ def _because_it_ended(missing: Mapping[str, str], steps: int) -> dict[str, str]:
 def _findings(job: Job, planned: plan.Plan, safety: Mapping[str, str]) -> Iterator[ReportedFinding]:
     tried: list[tuple[Rewrite, str, str | None]] = [(rewrite, "found", None) for rewrite in planned.rewrites]
     tried += [(rewrite, "rejected", f"{DISPROVED}: {reason}") for rewrite, reason in planned.rejected]
-    for rewrite, status, reason in tried:
+    for rewrite, status, reason in (item for item in tried if item[0].form is None):
         yield summary.reported(
             rewrite.finding,
             status,

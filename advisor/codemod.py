@@ -137,14 +137,23 @@ class _CallFinder(cst.CSTVisitor):
 def call_text(source: Source, at: Span, function: str, arguments: Sequence[str], tail: str = "") -> str:
     """A call to stand at `at`, with `tail` behind it: on one line where the file's own width allows it, else with its
     arguments on their own."""
-    width = min(max(100, *(len(line.rstrip()) for line in source.lines)), 120)
-    line = source.lines[at.line - 1]
-    ending = "\r\n" if source.text.count("\r\n") > source.text.count("\n") / 2 else "\n"
+    width, ending, line = _width(source), _line_ending(source), source.lines[at.line - 1]
     flat = f"{function}({', '.join(arguments)}){tail}"
     rest = len(source.lines[(at.end_line or at.line) - 1].rstrip()) - (at.end_column or 0)
     if at.column + len(flat) + max(rest, 0) <= width or "\n" in flat:
         return flat
-    indent = line[: len(line) - len(line.lstrip())]
+    return _on_lines(function, arguments, tail, line[: len(line) - len(line.lstrip())], width, ending)
+
+
+def _width(source: Source) -> int:
+    return min(max(100, *(len(line.rstrip()) for line in source.lines)), 120)
+
+
+def _line_ending(source: Source) -> str:
+    return "\r\n" if source.text.count("\r\n") > source.text.count("\n") / 2 else "\n"
+
+
+def _on_lines(function: str, arguments: Sequence[str], tail: str, indent: str, width: int, ending: str) -> str:
     inner = indent + ("\t" if "\t" in indent else "    ")
     joined = ", ".join(arguments)
     if len(inner) + len(joined) <= width:
@@ -221,16 +230,47 @@ def named_modules(source: Source, line: int, template: str) -> tuple[list[Edit],
 def laid_out(source: Source, at: Span, text: str) -> str:
     """The expression with the arguments of its call with most of them on their own lines where it is too long."""
     body = ast.parse(text.strip(), mode="eval").body if "\n" not in text else None
-    calls = [n for n in ast.walk(body) if isinstance(n, ast.Call)] if body is not None else []
+    if isinstance(body, ast.IfExp) and body.col_offset == 1 and text.isascii():  # in parentheses
+        return _choice_text(source, at, text[1:-1])
+    parts = _call_parts(text) if body is not None else None
+    return text if parts is None else call_text(source, at, *parts)
+
+
+def _call_parts(text: str) -> tuple[str, list[str], str] | None:
+    """Function, arguments and what follows them, of the call with most arguments that a text begins with."""
+    calls = [n for n in ast.walk(ast.parse(text.strip(), mode="eval").body) if isinstance(n, ast.Call)]
     outer = [c for c in calls if c.end_col_offset == len(text) or text[c.end_col_offset or 0 :][:1] in (".", "[")]
     call = max(outer, key=lambda c: len(c.args) + len(c.keywords), default=None)
     if call is None or not text.isascii() or call.col_offset:
-        return text
+        return None
     parts = sorted((*call.args, *(k.value for k in call.keywords)), key=lambda n: n.col_offset)
     names = {id(k.value): f"{k.arg}=" if k.arg else "**" for k in call.keywords}
     arguments = [names.get(id(p), "") + text[_opening(text, p) : _closing(text, p)] for p in parts]
     assert call.func.end_col_offset is not None and call.end_col_offset is not None
-    return call_text(source, at, text[: call.func.end_col_offset], arguments, text[call.end_col_offset :])
+    return text[: call.func.end_col_offset], arguments, text[call.end_col_offset :]
+
+
+def _choice_text(source: Source, at: Span, text: str) -> str:
+    """`one if test else other` in parentheses, with each part on a line of its own, or on several."""
+    width, ending, line = _width(source), _line_ending(source), source.lines[at.line - 1]
+    indent = line[: len(line) - len(line.lstrip())]
+    inner = indent + ("\t" if "\t" in indent else "    ")
+    choice = ast.parse(text, mode="eval").body
+    assert isinstance(choice, ast.IfExp)
+    found: list[str] = []
+    for word, part in (("", choice.body), ("if ", choice.test), ("else ", choice.orelse)):
+        said = text[_opening(text, part) : _closing(text, part)]
+        parts = _call_parts(said)
+        if len(inner) + len(word) + len(said) <= width:
+            found.append(word + said)
+        elif parts is not None:
+            found.append(word + _on_lines(*parts, inner, width, ending))
+        elif isinstance(part, ast.BoolOp) and isinstance(part.op, ast.And):
+            tests = [text[_opening(text, test) : _closing(text, test)] for test in part.values]
+            found.append(word + f"{ending}{inner}and ".join(tests))
+        else:
+            found.append(word + said)
+    return f"({ending}" + "".join(f"{inner}{one}{ending}" for one in found) + f"{indent})"
 
 
 def _opening(text: str, node: ast.expr) -> int:
@@ -343,6 +383,27 @@ def module_name(source: Source, line: int, module: str) -> tuple[str, list[Edit]
     if alias is not None and alias not in taken:
         return alias, [add_import(source, f"import {module} as {alias}")]
     return module, [add_import(source, f"import {module}")]
+
+
+def decorated(source: Source, line: int, decorator: str) -> list[Edit]:
+    """Put a decorator (`torch.compile`) above the function that holds a line.
+
+    Raises `CannotEdit` where it has others, which may not bear one more, or stands inside another function, which would
+    make a new one at every call.
+    """
+    function = source.function_at(line)
+    if function is None or isinstance(function, ast.AsyncFunctionDef):
+        raise CannotEdit("no function holds the line")
+    if function.decorator_list:
+        raise CannotEdit(f"`{function.name}` has a decorator already")
+    if not isinstance(source.parents[function], (ast.Module, ast.ClassDef)):
+        raise CannotEdit(f"`{function.name}` is made inside another function")
+    if len(sharing_lines(source, function)) > 1:
+        raise CannotEdit(f"`{function.name}` shares its line with another statement")
+    edits, text = named_modules(source, function.lineno, f"@{decorator}")
+    head = source.lines[function.lineno - 1]
+    indent, ending = head[: source.character(function.lineno, function.col_offset)], head[len(head.rstrip("\r\n")) :]
+    return [*edits, insert(source.path, function.lineno, 0, f"{indent}{text}{ending}")]
 
 
 def add_import(source: Source, statement: str) -> Edit:

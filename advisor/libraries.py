@@ -29,6 +29,22 @@ X_TRANSFORMERS_PLAIN = frozenset(
     }
 )  # fmt: skip
 
+# The same for its class Attention, which is told `flash`.
+X_TRANSFORMERS_ATTENTION = frozenset(
+    {"dim", "dim_head", "dim_context", "heads", "causal", "dropout", "kv_heads", "one_kv_head", "flash"}
+)
+
+# x-transformers 2.31.10: arguments of Attention (of a layer stack with "attn_" before them) and of layer stacks with
+# which it raises for flash attention, or with which its flash path leaves the softmax function out.
+X_TRANSFORMERS_REFUSED = frozenset(
+    {
+        "sigmoid", "hard", "sparse_topk", "inverted_attention", "talking_heads", "pre_talking_heads",
+        "post_talking_heads", "pre_scale_post_talking_heads", "selective", "cog_signed", "head_learned_sink",
+        "softclamp_logits", "use_cope", "gumbel_softmax", "custom_attn_fn", "rel_pos_bias", "dynamic_pos_bias",
+        "residual_attn", "cross_residual_attn",
+    }
+)  # fmt: skip
+
 LOSS = ("cross_entropy", "fused_linear_cross_entropy")
 USUAL = ("rope", "rms_norm", "swiglu", *LOSS)
 UNROTATED = ("rms_norm", "swiglu", *LOSS)  # rope raises or does nothing

@@ -77,6 +77,7 @@ def environment(
         advisor=advisor.__version__,
         variables=environment_allow_list(os.environ),
         collectors=tuple(software.get("collectors", ())),
+        packages=dict(software.get("packages", {})),
     )
 
 

@@ -21,9 +21,11 @@ class Matches:
     errors: tuple[RuleError, ...]
 
 
-def context(profile: Profile, read: Callable[[str], Source], worth: float | None = None) -> Context:
+def context(
+    profile: Profile, read: Callable[[str], Source], worth: float | None = None, script: str | None = None
+) -> Context:
     """The read-only view the rules get."""
-    return Context(profile, read, worth, {(c.graph, c.node): c for c in profile.costs})
+    return Context(profile, read, worth, {(c.graph, c.node): c for c in profile.costs}, script)
 
 
 def available(profile: Profile) -> frozenset[str]:

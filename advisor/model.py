@@ -58,7 +58,10 @@ class Hardware:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """What makes two runs comparable or not: an allow-list of facts, never a dump of the environment."""
+    """What makes two runs comparable or not: an allow-list of facts, never a dump of the environment.
+
+    `packages` are the kernel libraries that the script's interpreter can import, by distribution name, with versions.
+    """
 
     python: str
     torch: str | None
@@ -77,6 +80,7 @@ class Environment:
     advisor: str | None = None
     variables: Mapping[str, str] = field(default_factory=dict)
     collectors: tuple[str, ...] = ()
+    packages: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -445,7 +449,8 @@ class Replacement:
     "F.gelu({x}, approximate='tanh')". `texts` is how the user's source spells each placeholder. Placeholders that are
     inputs of the places are tensors; `constants` gives the value of every other one as captured, for the proof.
     `places` are all the regions that the same source computed. `guard` is (first statement of the region, test) where
-    the expression is right only under that test, and what is there now must stay for the other case.
+    the expression is right only under that test, and what is there now must stay for the other case. `imports` are the
+    import statements of other names that the template uses.
     """
 
     template: str
@@ -453,6 +458,19 @@ class Replacement:
     places: tuple[Place, ...]
     constants: Mapping[str, Any] = field(default_factory=dict)
     guard: tuple[Span, str] | None = None
+    imports: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """Another way to realise a finding, tried after the first and kept where it is measured to be faster.
+
+    `name` is one word, unique within the finding. Without a replacement it compiles the function that holds the region.
+    """
+
+    name: str
+    title: str
+    replacement: Replacement | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -462,7 +480,8 @@ class Finding:
     `bindings` name the source spans a rewrite needs ("query", "scale"), `values` what it needs as text or flag,
     `consumed` the statements the rewrite makes superfluous. `library` is the place in an installed package that holds
     the code: such a finding is shown at the user's call and never rewritten there. A finding of a graph rule carries
-    the `replacement` of its region, which is proved alone before any script runs with it.
+    the `replacement` of its region, which is proved alone before any script runs with it. `forms` are other ways to
+    realise it, of which measurement keeps the fastest.
     """
 
     rule: str
@@ -476,6 +495,7 @@ class Finding:
     consumed: tuple[Span, ...] = ()
     library: str | None = None
     replacement: Replacement | None = None
+    forms: tuple[Form, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -493,7 +513,8 @@ class Rewrite:
     """Edits that realise one finding. An edit is (span to replace, new text); an empty span inserts.
 
     `tolerance` is the rule's declared error floor in multiples of the machine epsilon of the compute dtype;
-    `group` names rewrites of which at most one may be kept. `runs` are operators of which one must run once the rewrite
+    `group` names rewrites of which at most one may be kept, the fastest; `form` tells those of one finding apart.
+    `runs` are operators of which one must run once the rewrite
     is in place, `avoids` operators that must not begin to run: a silent fallback is a failure.
     """
 
@@ -506,11 +527,12 @@ class Rewrite:
     group: str | None = None
     runs: tuple[str, ...] = ()
     avoids: tuple[str, ...] = ()
+    form: str | None = None
 
     @property
     def id(self) -> str:
-        """Stable name of the rewrite: rule and place."""
-        return f"{self.finding.rule}@{self.finding.span}"
+        """Stable name of the rewrite: rule, place and form."""
+        return f"{self.finding.rule}@{self.finding.span}" + (f" as {self.form}" if self.form is not None else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,24 +6,29 @@ import ast
 from collections.abc import Collection, Iterable
 
 from advisor.aligned import Alignment, Bound, Branch, Guard, Miss, outcome
+from advisor.draws import Places, check_draws
 from advisor.reaching import Function, Loop, binds, changed_by, reaching, stored_names
 from advisor.source import Source
 
 MODES = frozenset({"autocast", "record_function", "nullcontext", "range", "no_grad", "enable_grad", "named_scope"})
 
 
-def check_movable(alignment: Alignment, dropout: Collection[int] = ()) -> None:
+def check_movable(alignment: Alignment, dropout: Collection[int] = (), drawn: Places = frozenset()) -> None:
     """Raise `Miss` unless the bound expressions may be evaluated at the root and the consumed statements may go.
 
     A constant that reads an intermediate, such as `torch.finfo(scores.dtype).min`, is taken out: it cannot be spelled
     at the root. Those of the nodes in `dropout` must all be spelled, because their defaults are no captured values.
+    `drawn` is where the run drew random numbers.
     Folds the consumed statements of a branch into the `if` that holds nothing else, and says what a guard needs.
     """
     source, root = alignment.source, alignment.root
     _check_root(alignment)
     _leave_out_unspellable(alignment, dropout)
-    for bound in (*alignment.values.values(), *alignment.constants.values()):
+    bounds = (*alignment.values.values(), *alignment.constants.values())
+    for bound in bounds:
         _check_bound(alignment, bound.expression, bound.statement)
+    swallowed = [alignment.calls[node] for node in dropout if node in alignment.calls]
+    check_draws(alignment, bounds, swallowed, drawn, _function(source, root.statement))
     expressions: list[ast.expr | ast.stmt] = [root.expression, *alignment.consumed]
     for statement in expressions:
         for node in ast.walk(statement):
@@ -52,7 +57,7 @@ def _leave_out_unspellable(alignment: Alignment, dropout: Collection[int]) -> No
         if name is not None and key[0] in dropout:
             raise Miss(f"how much is dropped depends on the intermediate `{name}`", bound.statement.lineno)
         if name is not None:
-            del alignment.constants[key]
+            alignment.left_out[key] = alignment.constants.pop(key)
 
 
 def _consumed_name(alignment: Alignment, bound: Bound) -> str | None:
@@ -105,6 +110,28 @@ def _check_bound(alignment: Alignment, expression: ast.expr, statement: ast.stmt
     if calls:
         for name in sorted(attributes & _assigned_attributes(source)):
             raise Miss(f"a call in between may change `{name}`", statement.lineno)
+
+
+def check_said(alignment: Alignment, branch: Branch) -> None:
+    """Raise `Miss` where the test of a branch, asked again at the root, may come out otherwise.
+
+    `if x is not None: x = x[None]` gives the same answer afterwards.
+    """
+    source, root = alignment.source, alignment.root.statement
+    test = branch.test
+    names = {n.id for n in ast.walk(test) if isinstance(n, ast.Name)}
+    attributes = {n.attr for n in ast.walk(test) if isinstance(n, ast.Attribute)}
+    inside = {id(n) for s in alignment.consumed for n in ast.walk(s)}
+    if branch.taken and isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.IsNot):
+        block = branch.at.body if isinstance(branch.at, ast.If) else []
+        inside |= {id(n) for s in block for n in ast.walk(s)}
+    for node in ast.walk(_function(source, root)):
+        between = _position(test) <= _position(node) < _position(root)
+        if not between or id(node) in inside or isinstance(node, ast.arguments):
+            continue
+        changed = _changed(node, names, attributes)
+        if changed is not None:
+            raise Miss(f"`{changed}` changes after `{source.segment(test)}` is asked", _position(node)[0])
 
 
 def _changed(node: ast.AST, names: set[str], attributes: set[str]) -> str | None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 
 from advisor.codemod import CannotEdit
 from advisor.errors import RuleError
@@ -49,6 +50,7 @@ def plan(
             continue
         try:
             result = rule.rewrite(finding, read(finding.span.path))
+            others = _others(rule, finding, read(finding.span.path))
         except CannotEdit as error:
             suggestions.append((finding, f"the source cannot be edited there: {error}"))
             continue
@@ -61,6 +63,17 @@ def plan(
             suggestions.append((finding, result.reason))
         elif result.safety is not Safety.EXACT and result.safety not in allow:
             suggestions.append((finding, f"changes {result.safety.value}: allow it with --allow {result.safety.value}"))
+        elif others:
+            group = result.group or result.id
+            rewrites += [replace(rewrite, group=group) for rewrite in (result, *others)]
         else:
             rewrites.append(result)
     return Plan(rewrites=tuple(rewrites), suggestions=tuple(suggestions), errors=tuple(errors))
+
+
+def _others(rule: Rule, finding: Finding, source: Source) -> list[Rewrite]:
+    """The other forms of a rewrite, as far as they can be written at this place."""
+    found: list[Rewrite] = []
+    with suppress(CannotEdit):  # the first form stands
+        found += rule.forms(finding, source)
+    return found

@@ -7,17 +7,22 @@ import hashlib
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, ClassVar
 
 from advisor import align as alignment
 from advisor import codemod
+from advisor.buffers import dead_buffers
+from advisor.draws import draws
+from advisor.forms import compiled_form
 from advisor.guarded import guarded_instead
 from advisor.model import (
     Decline,
     Estimate,
     Evidence,
     Finding,
+    Form,
     Graph,
     Node,
     NodeCost,
@@ -30,9 +35,12 @@ from advisor.model import (
     Span,
 )
 from advisor.patterns import NearMiss, Region
+from advisor.patterns.shown_axes import unshown_axis
+from advisor.places import is_own
 from advisor.roofline import BYTES, optimizer_bytes
 from advisor.semantics import operation
-from advisor.source import Source
+from advisor.source import Source, with_imported
+from advisor.swallowed import check_swallowed
 
 # ------------------------------------------------------------------------------------------------------------- examples
 
@@ -88,12 +96,23 @@ class Example:
 
 @dataclass(frozen=True)
 class Context:
-    """What a rule may look at: the profile and the user's sources, both read-only."""
+    """What a rule may look at: the profile and the user's sources, both read-only; `script` is the path of the one
+    that ran."""
 
     profile: Profile
     read: Callable[[str], Source]
     worth: float | None = None
     costs: Mapping[tuple[int, int], NodeCost] = field(default_factory=dict)
+    script: str | None = None
+
+    @cached_property
+    def sources(self) -> tuple[Source, ...]:
+        """The user's files: the script, those that the run has shown, and what they import."""
+        spans = [g.span for g in self.profile.graphs]
+        spans += [use.span for use in self.profile.optimizers] + [loader.span for loader in self.profile.loaders]
+        spans += [frame for g in self.profile.graphs for node in g.nodes for frame in node.frames]
+        paths = {span.path for span in spans if span is not None and is_own(span)}
+        return with_imported(self.read, paths if self.script is None else paths | {self.script})
 
     @property
     def graphs(self) -> tuple[Graph, ...]:
@@ -208,6 +227,10 @@ class Rule(ABC):
             replacement=replacement,
         )
 
+    def forms(self, finding: Finding, source: Source) -> Iterator[Rewrite]:
+        """Other ways to realise a finding, to be measured against `rewrite`; `codemod.CannotEdit` ends them."""
+        return iter(())
+
     def decline(self, span: Span | None, reason: str, needs: tuple[str, ...] = ()) -> Decline:
         """A decline of this rule."""
         return Decline(rule=self.id, span=span, reason=reason, needs=needs)
@@ -289,18 +312,25 @@ class Site:
         constants: Mapping[str, tuple[str, Any]] | None = None,
         *,
         says_branches: bool = False,
+        followed: frozenset[tuple[int, int | str]] = frozenset(),
+        axes_followed: bool = False,
         **texts: str,
     ) -> Replacement:
         """The expression to stand here instead; every input of the region is a placeholder by its name.
 
         `constants` adds placeholders that are no tensors: name -> (text in the source, value as captured); `texts`
         overrides how an input is spelled. Where a condition decides what is computed, the expression stands under a
-        guard, unless it says the conditions itself (`says_branches`). Raises `align.Miss` where no guard can be put.
+        guard, unless it says the conditions itself (`says_branches`). `followed` are constants (node, argument) that
+        the rule itself has seen to follow the tensors, `axes_followed` tells this of the axes. Raises `align.Miss`
+        where no guard can be put, and where the source allows another function than the one that was recorded.
         """
         given = constants or {}
         wanted = [name for name in codemod.PLACEHOLDER.findall(template) if name not in given and name not in texts]
         region = self.regions[0]
-        self._check_dropped(region, frozenset(text for text, _ in given.values()))
+        self._check_dropped(region, frozenset(text for text, _ in given.values()), followed)
+        if not axes_followed:
+            self._check_axes(region)
+        self._check_drawn_once(region, [name for name in wanted if wanted.count(name) > 1])
         mine = {name: self.text(region.inputs[name]) for name in wanted}
         return Replacement(
             template=template,
@@ -312,7 +342,25 @@ class Site:
             guard=None if says_branches else self._guard(),
         )
 
-    def _check_dropped(self, region: Region, spelled: frozenset[str]) -> None:
+    def _check_drawn_once(self, region: Region, repeated: Iterable[str]) -> None:
+        """No input that is said several times may draw random numbers; raises `align.Miss`."""
+        for name in repeated:
+            expression = self.alignment.values[region.inputs[name]].expression
+            if any(draws(self.alignment.source, expression)):
+                text = self.text(region.inputs[name])
+                raise alignment.Miss(f"`{text}` would draw random numbers several times", expression.lineno)
+
+    def _check_axes(self, region: Region) -> None:
+        """No axis may be another one for a tensor with more axes; raises `align.Miss`."""
+        graph = next(g for g in self.graphs if g.index == region.graph)
+        found = unshown_axis(self.alignment, graph, region)
+        if found is not None:
+            span = graph.nodes[found[0]].span
+            raise alignment.Miss(found[1], span.line if span is not None else None)
+
+    def _check_dropped(
+        self, region: Region, spelled: frozenset[str], followed: frozenset[tuple[int, int | str]]
+    ) -> None:
         """What the replacement does not say again must be fixed in the source; raises `align.Miss`.
 
         Sizes of views and dtypes are given by the tensors themselves.
@@ -321,7 +369,8 @@ class Site:
         graph = next(g for g in self.graphs if g.index == region.graph)
         texts = frozenset(ast.unparse(b.expression) for key, b in self.alignment.constants.items() if key in said)
         for (node, position), bound in self.alignment.constants.items():
-            given = (node, position) in said or node in region.dropout or position in ("dtype", "device", "inplace")
+            given = (node, position) in said | followed or node in region.dropout
+            given = given or position in ("dtype", "device", "inplace")
             if given or operation(graph.nodes[node]) in BY_THE_TENSORS:
                 continue
             text = self.alignment.source.segment(bound.expression)
@@ -349,15 +398,18 @@ class GraphRule(Rule):
 
         A finding without one says in its value "not applied" why.
         """
-        found = finding.replacement
-        if found is None:
+        if finding.replacement is None:
             return self.decline(finding.span, finding.values["not applied"])
-        if found.guard is not None:
-            first, test = found.guard
-            edits = guarded_instead(source, finding.span, found.template, found.texts, first, test)
-        else:
-            edits = codemod.expression_instead(source, finding.span, found.template, found.texts, finding.consumed)
-        return self.edit(finding, self.title, edits)
+        return self.edit(finding, self.title, _edits(source, finding, finding.replacement))
+
+    def forms(self, finding: Finding, source: Source) -> Iterator[Rewrite]:
+        for form in finding.forms:
+            if form.replacement is None:
+                edits = codemod.decorated(source, finding.span.line, "torch.compile")
+            else:
+                edits = _edits(source, finding, form.replacement)
+            found = replace(finding, replacement=form.replacement)
+            yield replace(self.edit(found, form.title, edits), form=form.name, runs=(), avoids=())
 
     def search(self, graph: Graph) -> Iterator[Region | NearMiss]:
         """Every region of one graph, and what nearly is one; a rule that overrides `match` may do without."""
@@ -441,13 +493,37 @@ class GraphRule(Rule):
         aligned, regions = _aligned(ctx, graphs, regions)
         if isinstance(aligned, alignment.Miss):
             return self._unsafe(span, aligned)
+        cost = _cost_of(ctx, regions) or cost
         site = Site(aligned.source.span(aligned.root.expression), tuple(regions), aligned, cost, ctx.graphs)
         if self.compiler_fuses and "compiled" in ctx.profile.missing:
             return self.decline(site.span, COMPILED)
         try:
-            return self.describe(ctx, graph, site)
-        except alignment.Miss as miss:  # it depends on a condition that no guard can hold
+            found = self.describe(ctx, graph, site)
+            if isinstance(found, Finding) and found.replacement is not None:
+                check_swallowed(ctx.sources, aligned, regions[0], graph)
+                return self._completed(ctx, graph, site, found, found.replacement)
+        except alignment.Miss as miss:  # a condition that no guard can hold, a module that may be another
             return self._unsafe(span, miss)
+        return found
+
+    def _completed(self, ctx: Context, graph: Graph, site: Site, finding: Finding, plain: Replacement) -> Finding:
+        """A finding with the buffers that nothing reads once it is rewritten, and with its other forms."""
+        return replace(
+            finding,
+            consumed=(*finding.consumed, *_dead(ctx, site, plain)),
+            forms=(*self.kernels(ctx, graph, site, plain), *self._compiled(ctx, site)),
+        )
+
+    def kernels(self, ctx: Context, graph: Graph, site: Site, plain: Replacement) -> Iterator[Form]:
+        """Kernels of other packages that could stand in place of `plain`, the first form, where they are installed."""
+        return iter(())
+
+    def _compiled(self, ctx: Context, site: Site) -> Iterator[Form]:
+        """The form that leaves the region to the compiler, where that is what a GPU gains most from."""
+        if self.compiler_fuses and ctx.profile.hardware.kind == "cuda":
+            form = compiled_form(site.alignment.source, site.span.line, ctx.graphs)
+            if form is not None:
+                yield form
 
     def _unsafe(self, span: Span, miss: alignment.Miss) -> Decline:
         where = f" (line {miss.line})" if miss.line else ""
@@ -494,6 +570,24 @@ def _aligned(
             missed = missed or miss
     assert missed is not None
     return missed, regions
+
+
+def _dead(ctx: Context, site: Site, chosen: Replacement) -> tuple[Span, ...]:
+    """The statements that register buffers which only the replaced code reads."""
+    source, inputs = site.alignment.source, site.regions[0].inputs
+    spelled = [inputs[name] for name in codemod.PLACEHOLDER.findall(chosen.template) if name in inputs]
+    found = dead_buffers(source, site.alignment, spelled, ctx.sources)
+    return tuple(b.span for b in found if not any(f"self.{b.name}" in text for text in chosen.texts.values()))
+
+
+def _edits(source: Source, finding: Finding, chosen: Replacement) -> list[codemod.Edit]:
+    """Put a replacement where the finding's expression stands, under its guard where it has one."""
+    imports = [codemod.add_import(source, statement) for statement in chosen.imports]
+    if chosen.guard is not None:
+        first, test = chosen.guard
+        return [*guarded_instead(source, finding.span, chosen.template, chosen.texts, first, test), *imports]
+    text = codemod.expression_instead(source, finding.span, chosen.template, chosen.texts, finding.consumed)
+    return [*text, *imports]
 
 
 COMPILED = "inside a compiled region: the compiler fuses it already"

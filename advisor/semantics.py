@@ -223,6 +223,12 @@ def _getitem(x: Any, item: Any) -> Any:
     return x[item]
 
 
+def _attribute(x: Any, name: str) -> Any:
+    if name != "mT":
+        raise ValueError(f"the attribute {name}")
+    return np.swapaxes(x, -1, -2)
+
+
 def _chunk(x: Array, chunks: int, dim: int = 0) -> tuple[Array, ...]:
     size = -(-x.shape[dim] // chunks)
     return tuple(np.split(x, range(size, x.shape[dim], size), axis=dim))
@@ -307,6 +313,7 @@ MEANINGS: Mapping[str, Callable[..., Any]] = {
     "std_mean": _both(_std),
     "tensor": _tensor,
     "getitem": _getitem,
+    "getattr": _attribute,
     "einsum": lambda equation, *operands: np.einsum(equation.replace(" ", ""), *operands),
     "baddbmm": lambda x, a, b, beta=1, alpha=1: alpha * (a @ b) + (beta * x if beta else 0.0),
     "permute": lambda x, *dims: np.transpose(x, dims[0] if len(dims) == 1 else dims),

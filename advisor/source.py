@@ -45,7 +45,7 @@ class Source:
         try:
             with open(root / path, encoding="utf-8", newline="") as stream:
                 source = Source(path, stream.read())
-        except FileNotFoundError as error:
+        except (FileNotFoundError, NotADirectoryError) as error:
             raise SourceError(f"no such file: {path}") from error
         except IsADirectoryError as error:
             raise SourceError(f"{path} is a directory: name the training script itself") from error
@@ -204,7 +204,7 @@ class Source:
         first = function.args.args[0].arg if function.args.args else None
         parameters = {a.arg for a in ast.walk(function.args) if isinstance(a, ast.arg)} - {first}
         for node in ast.walk(expression):
-            if not isinstance(node, ast.Name) or self._only_shape(node):
+            if not isinstance(node, ast.Name) or self.reads_only_shape(node):
                 continue
             if node.id in parameters:
                 return True
@@ -213,7 +213,7 @@ class Source:
                     return True
         return False
 
-    def _only_shape(self, name: ast.Name) -> bool:
+    def reads_only_shape(self, name: ast.Name) -> bool:
         """Whether a name is used for its shape or device alone: `x.shape[1]`, `x.size(-2)`, `len(x)`."""
         parent = self.parents.get(name)
         if isinstance(parent, ast.Attribute):

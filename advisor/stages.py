@@ -340,7 +340,8 @@ def find(job: Job, profile: Profile) -> Matched:
     rules = job.rules.asked
     if profile.median_step_us() is None:
         raise ScriptError("no step was timed: let the script train for longer")
-    matches = match.match(match.context(profile, job.read, job.config.worth), list(rules.values()))
+    script = os.path.relpath(job.script, job.root)
+    matches = match.match(match.context(profile, job.read, job.config.worth, script), list(rules.values()))
     job.run.write_json(
         "findings.json",
         {

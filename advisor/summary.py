@@ -119,8 +119,9 @@ def _at(profile: Profile, step_us: float | None) -> Utilisation:
 
 def _findings(results: Results) -> list[ReportedFinding]:
     verdict = results.verdict
-    found = [_rewritten(results, rewrite) for rewrite in results.plan.rewrites]
-    found += [_disproved(results, rewrite, reason) for rewrite, reason in results.plan.rejected]
+    rewrites = results.plan.rewrites
+    found = [_rewritten(results, rewrite) for rewrite in rewrites if _speaks(rewrite, rewrites, verdict)]
+    found += [_disproved(results, rewrite, why) for rewrite, why in results.plan.rejected if rewrite.form is None]
     found += [_reported(results, finding, "suggested", reason) for finding, reason in results.plan.suggestions]
     order = {"applied": 0, "rejected": 1, "suggested": 2}
     found.sort(key=lambda f: (order[f.status], -(f.saved_us or 0.0), -(f.estimate_us or (0, 0))[1]))
@@ -136,7 +137,10 @@ def _rewritten(results: Results, rewrite: Rewrite) -> ReportedFinding:
     status = "applied" if kept else ("rejected" if tried else "suggested")
     return _reported(
         results,
-        replace(rewrite.finding, evidence=(*rewrite.finding.evidence, *_compared(results, rewrite))),
+        replace(
+            rewrite.finding,
+            evidence=(*rewrite.finding.evidence, *_compared(results, rewrite), *_other_forms(results, rewrite)),
+        ),
         status,
         reason,
         title=rewrite.title,
@@ -144,6 +148,27 @@ def _rewritten(results: Results, rewrite: Rewrite) -> ReportedFinding:
         diff=results.diffs.get(rewrite.id, ""),
         safety=rewrite.safety.value,
         edits=rewrite.edits,
+    )
+
+
+def _speaks(rewrite: Rewrite, rewrites: Sequence[Rewrite], verdict: Verdict) -> bool:
+    """Whether a rewrite stands for its finding in the report: the form that is kept, else the first."""
+    forms = [other for other in rewrites if _same_finding(other, rewrite)]
+    return rewrite is next((other for other in forms if other.id in verdict.kept), forms[0])
+
+
+def _same_finding(one: Rewrite, other: Rewrite) -> bool:
+    return (one.finding.rule, one.finding.span) == (other.finding.rule, other.finding.span)
+
+
+def _other_forms(results: Results, rewrite: Rewrite) -> tuple[Evidence, ...]:
+    """What became of the other ways to realise a finding."""
+    reasons = {**results.verdict.rejected, **{other.id: why for other, why in results.plan.rejected}}
+    others = [*results.plan.rewrites, *(other for other, _ in results.plan.rejected)]
+    return tuple(
+        Evidence(what=f"instead: {other.title}", value=reasons[other.id], unit="")
+        for other in others
+        if other is not rewrite and _same_finding(other, rewrite) and other.id in reasons
     )
 
 

@@ -83,6 +83,8 @@ def run_example(rule: Rule, example: Example, label: str = "example") -> None:
         if isinstance(rule, GraphRule) and rule.safety in (Safety.EXACT, Safety.NUMERICS):
             check_same_function(example.before, result, rule.tolerance, label)
             check_regions(rewrite, ctx.graphs, label)
+        for form in rule.forms(findings[0], source):
+            ast.parse(patching.build([form], lambda _: source).sources[FILE])
         after, _ = context_of(rule, result, example.profile, Path(folder))
         assert not [r for r in rule.match(after) if isinstance(r, Finding)], f"{label}: fires on its own result"
 

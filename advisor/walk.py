@@ -227,10 +227,10 @@ class Walk:
             qualified = at.scope.source.qualified(func)
             if qualified is not None:
                 name = qualified.rsplit(".", 1)[-1]
-            own = qualified is None and node.module is not None and node.module.rsplit(".", 1)[-1] == name
+            own = qualified is None and isinstance(func, ast.Attribute)
             known = canonical(f"method.{name}") == operation(node)
             if name is None or own or not known:
-                raise self._not_shown(at)  # `own` is a module of another class than torch's
+                raise self._not_shown(at)  # `own` is what an object holds: a module, or a function given to it
             self._arguments(at, list(expression.args), expression.keywords, node)
         else:
             raise self._not_shown(at)
@@ -406,8 +406,8 @@ def is_module_call(at: Place, expression: ast.Call, node: Node) -> bool:
 
 
 def _another_name(first: ast.expr, second: ast.expr) -> bool:
-    """Whether two names are read, which another call may give different values."""
-    return isinstance(first, ast.Name) and isinstance(second, ast.Name) and first.id != second.id
+    """Whether two expressions are read, which another call may give different values: `x` and `self.skip(x)`."""
+    return ast.unparse(first) != ast.unparse(second)
 
 
 def _names(module: str, node: Node) -> bool:

@@ -11,7 +11,10 @@ cuDNN converts input and output by kernels of their own (`nchwToNhwc`, `nhwcToNc
 ## When not to
 On a CPU, and in float32 without TF32, where no tensor core waits for the layout; with grouped or depthwise
 convolutions, some of which run on slow paths in this layout; with convolutions over one or three spatial dimensions;
-where the model views activations in the order of their memory. Each is declined with its reason.
+where the model takes something else than one batch of images; where activations, weights or gradients are viewed in the
+order of their memory, also in code that did not run; where random numbers are drawn for an activation, because they are
+drawn in the order of memory. Each is declined with its reason. Where the file does not show the one place that
+constructs the model and the one that calls it, the finding is told and not applied.
 
 ## Fix safety
 NUMERICS: the same products in another order.
@@ -29,10 +32,19 @@ from collections.abc import Iterator
 from advisor import codemod
 from advisor.model import Decline, Evidence, Finding, Graph, Rewrite, Safety, Span
 from advisor.patterns import NearMiss, Region
-from advisor.patterns.convolutions import Convolution, convolutions, flattened_activation, is_channels_last
+from advisor.patterns.convolutions import Convolution, convolutions, is_channels_last
+from advisor.patterns.layouts import (
+    Called,
+    called_model,
+    depends_on_layout,
+    returns_image,
+    unfit_model,
+    viewed_result,
+)
 from advisor.rule import Context, Example, GraphRule, step
 from advisor.source import Source
 
+ADVICE = "convert the model where it is constructed and its input where it is called"
 LAYOUT = ("nchwtonhwc", "nhwctonchw")  # cuDNN's kernels that convert the layout, in small letters
 MODEL = """\
 import torch
@@ -101,8 +113,11 @@ class ChannelsLast(GraphRule):
 
     def _judge(self, ctx: Context, found: list[tuple[Graph, Convolution]]) -> Finding | Decline:
         spans = {graph.span for graph, _ in found}
-        made = _made(ctx, found[0][0]) if len(spans) == 1 else None
-        place = made[1] if made is not None else next((c.node.span for _, c in found if c.node.span), None)
+        called = _made(ctx, *found[0]) if len(spans) == 1 else None
+        place = next((c.node.span for _, c in found if c.node.span), None)
+        if called is not None and found[0][0].span is not None:
+            source = ctx.read(found[0][0].span.path)
+            place = source.span(called.statement)
         reason = _unsuitable(ctx, found)
         if reason is not None:
             return self.decline(place, reason, needs=("kineto",) if reason.startswith("cannot tell") else ())
@@ -112,7 +127,9 @@ class ChannelsLast(GraphRule):
             return self.decline(place, f"kernels that convert the layout take {share:.1%} of the step")
         if place is None:
             return self.decline(None, "the model is constructed and called in a library: ask it for channels_last")
-        advice = "convert the model where it is constructed and its input where it is called"
+        unfit = unfit_model(_first(ctx, found))
+        if unfit is None and called is None:
+            unfit = "the place is not shown by this file"
         return self.finding(
             place,
             "kernels convert the layout of activations before and after convolutions: channels-last needs none",
@@ -123,8 +140,10 @@ class ChannelsLast(GraphRule):
                 Evidence(what="share of the step", value=round(share, 4), unit="share", refs=names),
                 Evidence(what="convolutions", value=len(found), unit="calls"),
             ),
-            bindings={} if made is None else {"model": made[0], "input": made[2]},
-            values={"not applied": f"the place is not shown by this file: {advice}"} if made is None else {},
+            bindings={}
+            if called is None
+            else {"model": source.span(called.made), "input": source.span(called.argument)},
+            values={} if unfit is None else {"not applied": f"{unfit}: {ADVICE}"},
         )
 
     def rewrite(self, finding: Finding, source: Source) -> Rewrite | Decline:
@@ -151,10 +170,13 @@ def _unsuitable(ctx: Context, found: list[tuple[Graph, Convolution]]) -> str | N
         return "the model has convolutions over one or three dimensions as well"
     if all(is_channels_last(graph, c) for graph, c in found):
         return "the model runs in channels-last already"
-    flat = next((f for graph in ctx.graphs if (f := flattened_activation(graph)) is not None), None)
-    if flat is not None:
-        return f"`{flat.name}` reads an activation in the order of its memory: in another layout it copies or fails"
-    return None
+    return depends_on_layout(ctx.graphs, ctx.sources)
+
+
+def _first(ctx: Context, found: list[tuple[Graph, Convolution]]) -> Graph:
+    """The graph that begins the call in which the convolutions run."""
+    one = min((graph for graph, _ in found), key=lambda graph: graph.index)
+    return min((g for g in ctx.graphs if (g.span, g.kind) == (one.span, one.kind)), key=lambda g: g.index, default=one)
 
 
 def _layout_us(ctx: Context) -> tuple[float, tuple[str, ...]]:
@@ -167,39 +189,15 @@ def _layout_us(ctx: Context) -> tuple[float, tuple[str, ...]]:
     return (total / steps if steps else 0.0), tuple(sorted({kernels.name[i] for i in rows}))
 
 
-def _made(ctx: Context, graph: Graph) -> tuple[Span, Span, Span] | None:
-    """The expression that makes the model, its statement, and the model's only argument at the call; None where the
-    file does not show exactly one of each."""
+def _made(ctx: Context, graph: Graph, found: Convolution) -> Called | None:
+    """Where the file makes and calls the model; None where it does not show exactly one place of each."""
     if graph.span is None:
         return None
     source = ctx.read(graph.span.path)
-    calls = [
-        e
-        for s in ast.walk(source.tree)
-        if isinstance(s, ast.stmt) and s.lineno <= graph.span.line <= (s.end_lineno or s.lineno)
-        for e in ast.walk(s)
-        if isinstance(e, ast.Call) and isinstance(e.func, ast.Name) and e.lineno == graph.span.line
-    ]
-    for call in sorted(set(calls), key=lambda c: c.col_offset):
-        assert isinstance(call.func, ast.Name)
-        statement = _only_assignment(source, call.func.id)
-        if statement is None or not isinstance(statement.value, ast.Call):
-            continue
-        if len(call.args) != 1 or call.keywords or isinstance(call.args[0], ast.Starred):
-            return None
-        return source.span(statement.value), source.span(statement), source.span(call.args[0])
-    return None
-
-
-def _only_assignment(source: Source, name: str) -> ast.Assign | None:
-    """The statement `name = ...` where nothing else in the file gives the name a value."""
-    stores = [
-        n for n in ast.walk(source.tree) if isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Store)
-    ]
-    parameters = [a for a in ast.walk(source.tree) if isinstance(a, ast.arg) and a.arg == name]
-    statement = source.statement_of(stores[0]) if len(stores) == 1 and not parameters else None
-    alone = isinstance(statement, ast.Assign) and len(statement.targets) == 1 and statement.targets[0] is stores[0]
-    return statement if alone and isinstance(statement, ast.Assign) else None
+    called = called_model(ctx.sources, source, graph.span, found)
+    if called is not None and any(returns_image(g) for g in ctx.graphs) and viewed_result(source, called):
+        return None
+    return called
 
 
 def _converted(source: Source, model: Span, given: str) -> codemod.Edit:

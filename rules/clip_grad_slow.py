@@ -196,10 +196,17 @@ def _of_lines(graph: Graph, lines: range, path: str) -> frozenset[int]:
 def _unsafe(graph: Graph, found: GradientNorms, gradients: list[int], read: ClipPlace) -> str | None:
     """Why clip_grad_norm_ might compute something else, by what was recorded; None where it cannot."""
     dtypes = sorted({graph.nodes[i].dtype or "unknown" for i in gradients})
-    if len(dtypes) > 1 or not set(dtypes) <= EXACT_DTYPES:
+    if read.form is not None and (len(dtypes) > 1 or not set(dtypes) <= EXACT_DTYPES):
         return f"the gradients are {', '.join(dtypes)}: the norm would be rounded to that"
     if any(graph.nodes[i].stride is None for i in gradients):
         return "a gradient is sparse"
-    if read.form is not None and not found.scales and not read.form.parameters.endswith(".parameters()"):
-        return "no gradient was scaled in the recorded step: whether the loop can run twice is not known"
+    if any(graph.nodes[i].requires_grad for i in gradients):
+        return "the gradients are differentiated again, and the norm of clip_grad_norm_ is not"
+    if read.form is not None and len(found.gradients) != len(set(found.gradients)):
+        return "a gradient is clipped more than once"
+    if read.form is not None and not read.form.parameters.endswith(".parameters()"):
+        last = read.form.statements[-1]
+        lines = range(last.lineno, (last.end_lineno or last.lineno) + 1)
+        if not any((span := graph.nodes[i].span) is not None and span.line in lines for i in found.scales):
+            return "no gradient was scaled in the recorded step: whether the loop can run twice is not known"
     return None

@@ -9,9 +9,11 @@ and its gradient is zero but for rounding. The bias is still added to the whole 
 gradient of the activation is read once more to be summed over. BatchNorm has a bias of its own.
 
 ## When not to
-In evaluation with stored statistics; when the convolution's output is used elsewhere as well; before LayerNorm or
-GroupNorm over several channels, which do not take a channel's constant out. A pretrained checkpoint holds the bias:
-without it, `load_state_dict` reports an unexpected key, and the stored running mean has to be reduced by the bias.
+In evaluation with stored statistics; when the convolution's output is used elsewhere as well; where another setting
+leaves BatchNorm out or puts another module there, which is told with the finding; before LayerNorm or GroupNorm over
+several channels, which do not take a channel's constant out. Code that reads the bias by its name has to do without. A
+pretrained checkpoint holds the bias: without it, `load_state_dict` reports an unexpected key, and the stored running
+mean has to be reduced by the bias.
 
 ## Fix safety
 SUGGEST: the parameters, the checkpoint and the random stream of the initialisation change. Never applied.
@@ -29,8 +31,9 @@ from collections.abc import Iterator
 from advisor import codemod
 from advisor.model import Decline, Evidence, Finding, Graph, Node, Rewrite, Safety, Span
 from advisor.patterns import NearMiss, Region
+from advisor.patterns.callsites import around, call_at
 from advisor.patterns.convolutions import bias_before_batch_norm, convolutions
-from advisor.patterns.sites import construction_of
+from advisor.patterns.sites import construction_of, other_choice
 from advisor.rule import Context, Example, GraphRule, step, tensor_bytes
 from advisor.source import Source
 
@@ -91,6 +94,7 @@ class ConvBiasBeforeBn(GraphRule):
         """One finding for each place that constructs such convolutions; where it is not known, for their call."""
         places: dict[Span, list[tuple[Node, float | None]]] = {}
         needed: set[Span | None] = set()  # constructions that also make convolutions which need their bias
+        elsewhere: dict[Span, str] = {}  # constructions of which another instance may need the bias, and why
         missed: dict[tuple[str, int, str], Node] = {}
         for graph in ctx.graphs:
             superfluous = list(self.search(graph))
@@ -104,16 +108,21 @@ class ConvBiasBeforeBn(GraphRule):
                     missed.setdefault((*_where(node), found.reason), node)
                 elif node.span is not None:
                     place = _constructed(ctx, graph, node) or node.span
+                    choice = _other_norm(ctx, graph, node)
+                    if choice is not None:
+                        elsewhere.setdefault(place, choice)
                     places.setdefault(place, []).append((node, ctx.cost_us(graph.index, found.inner)))
         for place, nodes in sorted(places.items(), key=lambda item: (item[0].path, item[0].line, item[0].column)):
             if place in needed:
                 yield self.decline(place, "this line also makes convolutions that need their bias")
             else:
-                yield self._judge(ctx, place, nodes)
+                yield self._judge(ctx, place, nodes, elsewhere.get(place))
         for (_, _, reason), node in sorted(missed.items(), key=lambda item: item[0]):
             yield self.decline(node.span, reason)
 
-    def _judge(self, ctx: Context, place: Span, nodes: list[tuple[Node, float | None]]) -> Finding | Decline:
+    def _judge(
+        self, ctx: Context, place: Span, nodes: list[tuple[Node, float | None]], elsewhere: str | None
+    ) -> Finding | Decline:
         known = [cost for _, cost in nodes if cost is not None]
         if not known:
             return self.decline(place, "cannot tell: no measured time could be linked to it", needs=("links",))
@@ -133,19 +142,59 @@ class ConvBiasBeforeBn(GraphRule):
                 Evidence(what="activation the bias is added to and summed over", value=moved // 3, unit="bytes"),
                 Evidence(what="calls of this code per step", value=len(nodes), unit="calls"),
             ),
+            values={} if elsewhere is None else {"not applied": elsewhere},
         )
 
     def rewrite(self, finding: Finding, source: Source) -> Rewrite | Decline:
+        if "not applied" in finding.values:
+            return self.decline(finding.span, finding.values["not applied"])
         try:
             span, text = codemod.set_keywords(source, finding.span, {"bias": "False"})
         except codemod.CannotEdit as error:
             return self.decline(finding.span, f"the convolution is not constructed at this line ({error})")
         call = ast.parse(text, mode="eval").body
+        if "bias" in _settings(source, finding.span):
+            return self.decline(finding.span, "whether it has a bias is a setting: let that be false before BatchNorm")
         if isinstance(call, ast.Call) and len(call.args) > 7:
             return self.decline(finding.span, "the bias is given by position: pass False there")
         if ".Conv" not in f".{text.split('(', 1)[0]}":
             return self.decline(finding.span, "this call makes no convolution: pass bias=False where it is constructed")
         return self.edit(finding, self.title, [(span, text)])
+
+
+def _settings(source: Source, place: Span) -> set[str | None]:
+    """The arguments of a call that are no literals."""
+    calls = (e for e in source.expressions_at(place.line, place.column) if isinstance(e, ast.Call))
+    call = next((c for c in calls if source.span(c) == place), None)
+    return {k.arg for k in call.keywords if not isinstance(k.value, ast.Constant)} if call is not None else set()
+
+
+def _other_norm(ctx: Context, graph: Graph, node: Node) -> str | None:
+    """Why another instance may have something else than BatchNorm behind a convolution, or None."""
+    for norm in (graph.nodes[user] for user in node.users):
+        if norm.span is None or not norm.module or norm.module.rsplit(".", 1)[-1].isdigit():
+            continue
+        source = ctx.read(norm.span.path)
+        other = other_choice(source, graph, norm, ("BatchNorm", "SyncBatchNorm", "LazyBatchNorm"))
+        if other is not None:
+            text = " ".join(source.segment(other).split())
+            where = f"`{text}` (line {other.lineno})"
+            return f"another instance may have no BatchNorm after it: {where}: let the bias follow that"
+        under = _condition(source, norm, node)
+        if under is not None:
+            return f"BatchNorm runs only where `{under}` holds: let the bias follow that"
+    return None
+
+
+def _condition(source: Source, norm: Node, node: Node) -> str | None:
+    """The condition that the call of the norm is under and that of the convolution is not, or None."""
+    found = []
+    for one in (norm, node):
+        call = call_at(source, one) if one.span is not None and one.span.path == source.path else None
+        if call is None:
+            return None
+        found.append([n for n in around(source, call) if isinstance(n, (ast.If, ast.IfExp))])
+    return next((" ".join(source.segment(n.test).split()) for n in found[0] if n not in found[1]), None)
 
 
 def _where(node: Node) -> tuple[str, int]:

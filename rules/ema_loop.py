@@ -11,8 +11,9 @@ Every tensor takes its own kernels, most of them too small to fill a device: the
 as a product and a sum, every element is also read and written twice; `lerp` passes over it once.
 
 ## When not to
-Few tensors. Averages of floating-point parameters only: buffers that count steps are copied, not averaged. Under
-sharding (FSDP) the average has to be sharded alike.
+Few tensors. Averages of floating-point parameters only: buffers that count steps are copied, not averaged. Averages
+kept in another dtype than the parameters: the update of all at once takes one dtype. Under sharding (FSDP) the average
+has to be sharded alike.
 
 ## Fix safety
 SUGGEST: the same average rounded in another way, and where it is kept is a decision about the whole script.
@@ -29,6 +30,7 @@ from collections.abc import Iterator
 from advisor import codemod
 from advisor.model import Decline, Evidence, Finding, Graph, Rewrite, Safety, Span
 from advisor.patterns import NearMiss, Region
+from advisor.patterns.callsites import read_elsewhere
 from advisor.patterns.loops import Spot, spot_of
 from advisor.patterns.updates import Average, averages
 from advisor.rule import Context, Example, GraphRule, step, tensor_bytes
@@ -149,9 +151,12 @@ class EmaLoop(GraphRule):
                 Evidence(what="decay", value=round(updates[0][1].decay, 12), unit=""),
             ),
             library=spot.library,
+            values={} if (reason := _uneven(updates)) is None else {"not applied": reason},
         )
 
     def rewrite(self, finding: Finding, source: Source) -> Rewrite | Decline:
+        if "not applied" in finding.values:
+            return self.decline(finding.span, finding.values["not applied"])
         loop = _loop_of(source, finding.span)
         read = _update(source, loop) if loop is not None else None
         if loop is None or read is None:
@@ -164,6 +169,15 @@ class EmaLoop(GraphRule):
         averages_text, parameters_text, decay = read
         text = f"{name}.get_ema_multi_avg_fn({decay})(list({averages_text}), list({parameters_text}), 0)"
         return self.edit(finding, "update all averages at once", [*edits, (source.span(loop), text)])
+
+
+def _uneven(updates: list[tuple[Graph, Average]]) -> str | None:
+    """Why the tensors cannot be averaged by one operation, by what was recorded; None where they can."""
+    if len({average.decay for _, average in updates}) > 1:
+        return "the decay differs from tensor to tensor"
+    if any(g.nodes[found.average].dtype != g.nodes[found.parameter].dtype for g, found in updates):
+        return "the averages have another dtype than the parameters, and the update of all at once takes one"
+    return None
 
 
 def _loop_of(source: Source, span: Span) -> ast.For | None:
@@ -186,27 +200,55 @@ def _update(source: Source, loop: ast.For) -> tuple[str, str, str] | None:
     names = [item.id for item in target.elts if isinstance(item, ast.Name)]
     if len(names) != 2 or not isinstance(statement, ast.Expr) or not isinstance(statement.value, ast.Call):
         return None
-    decay = _decay(source, statement.value, *names)
-    return (source.segment(call.args[0]), source.segment(call.args[1]), decay) if decay is not None else None
+    if any(read_elsewhere(source, [loop], name) for name in names) or any(_is_argument(source, a) for a in call.args):
+        return None
+    for average, parameter in ((0, 1), (1, 0)):
+        decay = _decay(statement.value, names[average], names[parameter])
+        if decay is not None and not any(isinstance(n, ast.Name) and n.id in names for n in ast.walk(decay[1])):
+            text = codemod.grouped(source.segment(decay[1])) if decay[0] else source.segment(decay[1])
+            return source.segment(call.args[average]), source.segment(call.args[parameter]), decay[0] + text
+    return None
 
 
-def _decay(source: Source, call: ast.Call, average: str, parameter: str) -> str | None:
-    """The decay as the source spells it: of `a.mul_(d).add_(p, alpha=1 - d)` or of `a.lerp_(p, w)`, then `1 - w`.
+def _is_argument(source: Source, expression: ast.expr) -> bool:
+    """Whether an expression is a parameter of its function: another caller may pass no tensors at all."""
+    function = source.function_at(expression.lineno)
+    given = {a.arg for a in ast.walk(function.args) if isinstance(a, ast.arg)} if function is not None else set()
+    return isinstance(expression, ast.Name) and expression.id in given
 
-    That the numbers are those of an average is known from the graph.
+
+def _decay(call: ast.Call, average: str, parameter: str) -> tuple[str, ast.expr] | None:
+    """The decay as text and an expression: of `a.mul_(d).add_(p, alpha=1 - d)`, or "1 - " and the weight of
+    `a.lerp_(p, w)`.
+
+    Two literals are known from the graph to be those of an average; other factors must be written as `d` and `1 - d`.
     """
     if not isinstance(call.func, ast.Attribute) or not call.args or not _is(call.args[0], parameter):
         return None
     inner = call.func.value
     if call.func.attr == "lerp_" and _is(inner, average) and len(call.args) == 2:
-        return f"1 - {codemod.grouped(source.segment(call.args[1]))}"
+        return "1 - ", call.args[1]
     product = inner if isinstance(inner, ast.Call) and isinstance(inner.func, ast.Attribute) else None
-    if call.func.attr != "add_" or product is None or len(product.args) != 1:
+    if call.func.attr != "add_" or product is None or len(product.args) != 1 or len(call.args) != 1:
         return None
     assert isinstance(product.func, ast.Attribute)
     exact = product.func.attr == "mul_" and _is(product.func.value, average)
-    alpha = [keyword.arg for keyword in call.keywords] == ["alpha"] and len(call.args) == 1
-    return source.segment(product.args[0]) if exact and alpha else None
+    if not exact or [keyword.arg for keyword in call.keywords] != ["alpha"]:
+        return None
+    decay, alpha = product.args[0], call.keywords[0].value
+    literal = isinstance(decay, ast.Constant) and isinstance(alpha, ast.Constant)
+    return ("", decay) if literal or _rest_of(alpha, decay) or _rest_of(decay, alpha) else None
+
+
+def _rest_of(expression: ast.expr, other: ast.expr) -> bool:
+    """Whether an expression is `1 - other`."""
+    return (
+        isinstance(expression, ast.BinOp)
+        and isinstance(expression.op, ast.Sub)
+        and isinstance(expression.left, ast.Constant)
+        and expression.left.value == 1
+        and ast.dump(expression.right) == ast.dump(other)
+    )
 
 
 def _is(expression: ast.expr, name: str) -> bool:

@@ -11,7 +11,8 @@ Every expert takes a dozen launches for a product too small to fill the device, 
 wait for the device. A grouped product launches once for all experts and needs no sizes on the host.
 
 ## When not to
-Few experts with many tokens each: their products fill the device already. Experts of different shapes.
+Few experts with many tokens each: their products fill the device already. Experts of different shapes or with
+different activations.
 
 ## Fix safety
 SUGGEST: weights have to be stacked, which changes the parameters and the checkpoint; `torch._grouped_mm` is not a
@@ -30,11 +31,13 @@ from collections.abc import Iterator
 from advisor import codemod
 from advisor.model import Decline, Evidence, Finding, Graph, Rewrite, Safety, Span
 from advisor.patterns import NearMiss, Region
+from advisor.patterns.callsites import read_elsewhere
 from advisor.patterns.loops import ExpertLoop, expert_loops
 from advisor.rule import Context, Example, GraphRule, step
 from advisor.source import Source
 
 LEAST = 4  # experts
+UNLIKE = "its experts differ in the shapes of their weights or in what they compute: one product cannot run them all"
 ADVICE = "sort the tokens by expert and use torch._grouped_mm with the experts' weights stacked"
 MODEL = """\
 import torch
@@ -117,6 +120,8 @@ class ExpertLoopRule(GraphRule):
             if loop.experts < LEAST:
                 reason = f"it loops over only {loop.experts} experts"
                 yield NearMiss(graph=graph.index, node=loop.products[0], reason=reason)
+            elif not loop.alike:
+                yield NearMiss(graph=graph.index, node=loop.products[0], reason=UNLIKE)
             else:
                 yield Region(graph=graph.index, root=loop.products[-1], inputs={}, inner=loop.inner)
 
@@ -134,6 +139,8 @@ class ExpertLoopRule(GraphRule):
         experts = max(loop.experts for _, loop in loops)
         if experts < LEAST:
             return self.decline(spot.span, f"it loops over only {experts} experts")
+        if not all(loop.alike for _, loop in loops):
+            return self.decline(spot.span, UNLIKE)
         known = [cost for g, loop in loops if (cost := ctx.cost_us(g.index, loop.inner)) is not None]
         if not known:
             return self.decline(spot.span, "cannot tell: no measured time could be linked to it", needs=("links",))
@@ -157,13 +164,17 @@ class ExpertLoopRule(GraphRule):
                 Evidence(what="layers with this code", value=len(loops), unit="layers"),
             ),
             library=spot.library,
+            values={} if all(loop.stacked for _, loop in loops) else {"not applied": ADVICE},
         )
 
     def rewrite(self, finding: Finding, source: Source) -> Rewrite | Decline:
-        loop = next((node for node in ast.walk(source.tree) if _holds(node, finding.span)), None)
+        if "not applied" in finding.values:
+            return self.decline(finding.span, finding.values["not applied"])
+        around = [node for node in ast.walk(source.tree) if _holds(node, finding.span)]
+        loop = max(around, key=lambda node: getattr(node, "lineno", 0), default=None)
         text = _batched(source, loop) if isinstance(loop, ast.For) else None
         if text is None or not isinstance(loop, ast.For):
-            return self.decline(finding.span, f"the experts' tokens differ in number: {ADVICE}")
+            return self.decline(finding.span, ADVICE)
         name, edits = codemod.module_name(source, loop.lineno, "torch")
         return self.edit(
             finding, "one batched product for all experts", [*edits, (source.span(loop), text.replace("{torch}", name))]
@@ -187,7 +198,12 @@ def _batched(source: Source, loop: ast.For) -> str | None:
     if not isinstance(loop.target, ast.Name) or not isinstance(first, ast.Assign) or not isinstance(second, ast.Assign):
         return None
     rows, out, add = first.targets[0], second.targets[0], second.value
-    if not isinstance(rows, ast.Name) or not isinstance(out, ast.Name) or not isinstance(add, ast.Call):
+    if (
+        len(first.targets) + len(second.targets) != 2
+        or not isinstance(rows, ast.Name)
+        or not isinstance(out, ast.Name)
+        or not isinstance(add, ast.Call)
+    ):
         return None
     on_out = isinstance(add.func, ast.Attribute) and add.func.attr == "index_add" and _named(add.func.value, out.id)
     if not on_out or len(add.args) != 3 or not _named(add.args[1], rows.id) or add.keywords:
@@ -197,9 +213,14 @@ def _batched(source: Source, loop: ast.For) -> str | None:
     if not zero or not isinstance(product, ast.BinOp) or not isinstance(product.op, ast.MatMult):
         return None
     tokens, weight = product.left, product.right
-    if not (isinstance(tokens, ast.Subscript) and _named(tokens.slice, rows.id) and not _reads(tokens.value, out.id)):
+    if not (isinstance(tokens, ast.Subscript) and _named(tokens.slice, rows.id)):
         return None
-    if not (isinstance(weight, ast.Subscript) and _named(weight.slice, loop.target.id)) or _reads(first.value, out.id):
+    if not (isinstance(weight, ast.Subscript) and _named(weight.slice, loop.target.id)):
+        return None
+    made = (rows.id, out.id)  # in a turn: what is taken for all turns at once must not need it
+    needed = any(_reads(part, name) for part in (first.value, tokens.value, weight.value, call) for name in made)
+    by_turn = any(_reads(part, loop.target.id) for part in (tokens.value, weight.value))
+    if needed or by_turn or any(read_elsewhere(source, [loop], name) for name in (rows.id, loop.target.id)):
         return None
     count, indent = source.segment(call.args[0]), " " * source.character(loop.lineno, loop.col_offset)
     index = f"[{source.segment(first.value)} for {loop.target.id} in range({count})]"

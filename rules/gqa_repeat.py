@@ -13,8 +13,9 @@ pass, and sums their gradients over the repeats there. With `enable_gqa=True` th
 Where no fused kernel takes the call: torch then repeats the heads itself on the math path (transformers#46960). On CUDA
 this rule therefore asks for half precision, no mask and a head dimension of at most 256, as transformers does
 (integrations/sdpa_attention.py, use_gqa_in_sdpa); on a CPU the fused kernel takes grouped heads
-(PyTorch, aten/src/ATen/native/transformers/sdp_utils_cpp.cpp, use_flash_attention_cpp). Tiling (`repeat(1, n, 1, 1)`)
-orders the heads in another way and is another function.
+(PyTorch, aten/src/ATen/native/transformers/sdp_utils_cpp.cpp, use_flash_attention_cpp). Where the device is older than
+sm_80 or the files leave the flash kernel out of those that attention may take. Where the helper that repeats does
+something else in another call. Tiling (`repeat(1, n, 1, 1)`) orders the heads in another way and is another function.
 
 ## Fix safety
 NUMERICS: the same sum; the gradients of a shared head are added in another order.
@@ -27,7 +28,7 @@ NUMERICS: the same sum; the gradients of a shared head are added in another orde
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from advisor import codemod
@@ -39,6 +40,8 @@ from advisor.patterns.sdpa import HALF, MATH, POSITIONAL, Repeat, Sdpa, math_cau
 from advisor.rule import UNLINKED, Context, Example, GraphRule, step, tensor_bytes
 from advisor.source import Source
 
+FLASH_ARCH = 80  # compute capability from which the flash kernel runs
+FUNCTION = "torch.nn.functional.scaled_dot_product_attention"
 MODEL = """\
 import torch
 import torch.nn.functional as F
@@ -154,6 +157,21 @@ class GqaRepeat(GraphRule):
             return self.decline(span, f"it takes {share:.1%} of the step")
         if _others(graphs, regions, span):
             return self.decline(span, "the same code also attends without repeated heads")
+        arch = ctx.profile.hardware.arch or ""
+        if (
+            graph.nodes[call.query].device == "cuda"
+            and arch[:3] == "sm_"
+            and arch[3:].isdigit()
+            and int(arch[3:]) < FLASH_ARCH
+        ):
+            return self.decline(
+                span, f"the kernel that takes grouped heads needs sm_{FLASH_ARCH}, this device is {arch}"
+            )
+        chosen = _kernels_chosen(ctx.sources)
+        if chosen is not None:
+            return self.decline(
+                span, f"{chosen} chooses the kernels of attention: of those none may take grouped heads"
+            )
         source = ctx.read(span.path)
         try:
             spot = _Spot.of(ctx, source, graph, call)
@@ -176,7 +194,7 @@ class GqaRepeat(GraphRule):
                 "value": source.span(spot.value.repeated),
                 "call": source.span(spot.call),
             },
-            values={"key": source.segment(spot.key.plain), "value": source.segment(spot.value.plain)},
+            values={"key": _in_place_of(source, spot.key), "value": _in_place_of(source, spot.value)},
             consumed=tuple(source.span(s) for s in (spot.key.idle, spot.value.idle) if s is not None),
             replacement=_replacement(source, graphs, regions, spot),
         )
@@ -246,6 +264,20 @@ def _others(graphs: Mapping[int, Graph], regions: list[Region], span: Span) -> b
     return False
 
 
+def _kernels_chosen(sources: Sequence[Source]) -> str | None:
+    """The line that may leave out the flash kernel, the only one on CUDA that takes grouped heads."""
+    for source in sources:
+        for node in ast.walk(source.tree):
+            if not isinstance(node, ast.Call):
+                continue
+            name = ast.unparse(node.func).rsplit(".", 1)[-1]
+            given = ", ".join(ast.unparse(part) for part in (*node.args, *node.keywords))
+            wants = {"sdpa_kernel": "FLASH_ATTENTION", "sdp_kernel": "enable_flash=True", "enable_flash_sdp": "True"}
+            if name in wants and wants[name] not in given:
+                return f"{source.path}:{node.lineno}"
+    return None
+
+
 def _copied_bytes(graph: Graph, region: Region) -> int:
     call = _call_of(graph, region)
     return tensor_bytes(graph.nodes[call.key]) + tensor_bytes(graph.nodes[call.value])
@@ -264,7 +296,7 @@ class _Spot:
     @staticmethod
     def of(ctx: Context, source: Source, graph: Graph, found: Sdpa) -> _Spot:
         """The call and its repeated operands; raises `Unread`."""
-        call = call_at(source, found.node, lambda c: ast.unparse(c.func).endswith(_names(source)))
+        call = call_at(source, found.node, lambda c: source.qualified(c.func) == FUNCTION)
         if call is None or spreads(call):
             raise Unread("the call of scaled_dot_product_attention was not found in this line")
         given = dict(zip(POSITIONAL, call.args, strict=False))
@@ -277,14 +309,6 @@ class _Spot:
             assert isinstance(repeat, Repeat)
             operands.append(operand_of(ctx.read, source, graph, repeat, given[name], source.statement_of(call)))
         return _Spot(call, operands[0], operands[1], given)
-
-
-def _names(source: Source) -> tuple[str, ...]:
-    """How this file may call the function: its own name, or what it imports it as."""
-    return (
-        "scaled_dot_product_attention",
-        *(alias for alias, target in source.imports.items() if target.endswith(".scaled_dot_product_attention")),
-    )
 
 
 # ---------------------------------------------------------------------------------------------------------- the rewrite
@@ -336,6 +360,16 @@ def _appended(source: Source, at: Span, argument: str) -> codemod.Edit:
         return codemod.insert(source.path, line, column, f" {argument},")
     indent, ending = own[: len(own) - len(own.lstrip())], "\r\n" if own.endswith("\r\n") else "\n"
     return codemod.insert(source.path, line + 1, 0, f"{indent}{argument},{ending}")
+
+
+def _in_place_of(source: Source, operand: Operand) -> str:
+    """What is repeated, as it must stand where the repeat stands now."""
+    text = source.segment(operand.plain)
+    parent = source.parents.get(operand.repeated)
+    alone = isinstance(parent, (ast.Assign, ast.keyword)) or (
+        isinstance(parent, ast.Call) and parent.func is not operand.repeated
+    )
+    return text if alone and "\n" not in text else codemod.grouped(text)
 
 
 def _end(span: Span) -> tuple[int, int]:

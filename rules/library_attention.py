@@ -11,9 +11,10 @@ a Hugging Face Llama of 0.7 billion parameters on an H200 went from 379 to 216 m
 2.11, transformers 5.17).
 
 ## When not to
-When the script wants the weights (`output_attentions`); where the library has no other form: DeBERTa's disentangled
-attention, torchvision's Swin, types of transformers without `_supports_sdpa`; where the chosen options exclude it
-(talking heads of x-transformers). Where several lines could have made the model, the place is shown and left alone.
+When the script wants the weights (`output_attentions`, `.attentions`, `return_attn`, a forward hook) or gradients of
+gradients; where the library has no other form: DeBERTa's disentangled attention, torchvision's Swin, types and classes
+without `_supports_sdpa`; where the chosen options exclude it (talking heads of x-transformers, which is declined).
+Where several lines could have made the model, the place is shown and left alone.
 
 ## Fix safety
 NUMERICS: the same sum in another order. With dropout the draws come from another place of the random stream. Rows whose
@@ -29,23 +30,30 @@ every key is padding get other values, which a padded loss does not read; the pr
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from advisor import codemod
 from advisor.attending import attention_floor_us
-from advisor.libraries import NO_SDPA, TIMM_EXPERIMENTAL, X_TRANSFORMERS_PLAIN
+from advisor.libraries import (
+    NO_SDPA,
+    TIMM_EXPERIMENTAL,
+    X_TRANSFORMERS_ATTENTION,
+    X_TRANSFORMERS_PLAIN,
+    X_TRANSFORMERS_REFUSED,
+)
 from advisor.model import Decline, Evidence, Finding, Graph, Rewrite, Safety, Span
 from advisor.patterns import Attention, NearMiss, Region, attention_regions
-from advisor.patterns.callsites import keyword, package_file, spreads
+from advisor.patterns.callsites import differentiates_twice, keyword, own_paths, package_file, spreads
 from advisor.patterns.regions import calls
 from advisor.patterns.sdpa import FUSED, MATH
 from advisor.rule import UNLINKED, Context, Example, GraphRule, step
+from advisor.semantics import operation
 from advisor.source import Source
 
 EAGER = "eager_attention_forward"  # what transformers calls its exchangeable written-out attention
 ATTEND = "x_transformers.attend.Attend"
-NOT_OWN = ("site-packages/", "dist-packages/", "lib/python3", "outside/", "<", "/")
 MODEL = """\
 import torch
 from torch import nn
@@ -157,6 +165,9 @@ class LibraryAttention(GraphRule):
         share = cost / ctx.step_us
         if share < ctx.gate(self):
             return self.decline(called, f"the written-out attention of {package} takes {share:.1%} of the step")
+        refused = _refused(ctx, found) if package == "x_transformers" else None
+        if refused is not None:
+            return self.decline(called, f"x_transformers has no fused attention with `{refused}`")
         switch = _switch(ctx, package, found)
         if isinstance(switch, _Switch):
             span = switch.call
@@ -230,6 +241,9 @@ def _switch(ctx: Context, package: str, found: list[tuple[Graph, Region]]) -> _S
         return f"no switch of {package} is known: ask it for its fused form"
     switches: list[_Switch] = []
     for source in _own_sources(ctx):
+        reason = _needs_weights(source)
+        if reason is not None:
+            return reason
         result = look(source)
         if isinstance(result, str):
             return result
@@ -265,13 +279,47 @@ def _no_other_form(package: str, found: list[tuple[Graph, Region]]) -> str | Non
 
 
 def _own_sources(ctx: Context) -> list[Source]:
-    """The user's files that the run has shown: those with operations, calls of graphs, loaders and optimizers."""
-    spans = [g.span for g in ctx.graphs]
-    spans += [use.span for use in ctx.profile.optimizers] + [loader.span for loader in ctx.profile.loaders]
-    spans += [frame for g in ctx.graphs for node in g.nodes for frame in node.frames]
-    paths = sorted({s.path for s in spans if s is not None and not s.path.startswith(NOT_OWN)})
-    sources = {source.path: source for source in map(ctx.read, paths)}
+    sources = {source.path: source for source in map(ctx.read, own_paths(ctx.profile))}
     return list(sources.values())
+
+
+READS = frozenset("attentions cross_attentions decoder_attentions encoder_attentions".split())
+READS |= {"pre_softmax_attn", "post_softmax_attn"}  # of x-transformers
+ASKS = frozenset({"output_attentions", "return_attn", "return_attn_z_loss", "head_mask"})
+WANTED = "asks for the weights, which only the written-out attention gives"
+
+
+def _needs_weights(source: Source) -> str | None:
+    """Why a file needs the written-out attention; None where nothing says so."""
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Attribute) and node.attr in READS:
+            return f"`{ast.unparse(node)}` {WANTED}"
+        if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant) and node.slice.value in READS:
+            return f"`{ast.unparse(node)}` {WANTED}"
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("register_forward_hook", "_extractor")):
+            return f"`{ast.unparse(node.func)}` in line {node.lineno} may read the weights"
+        asked = [name for name, value in _named_values(node) if name in ASKS and not _is(value, False)]
+        if asked:
+            return f"{asked[0]} {WANTED}"
+    again = differentiates_twice(source)
+    return f"`{again}` differentiates gradients again, for which fused attention has no derivative" if again else None
+
+
+def _named_values(node: ast.AST) -> Iterator[tuple[str | None, ast.expr]]:
+    """What a node gives to names: keyword arguments, keys of a dictionary, an attribute, setattr."""
+    if isinstance(node, ast.Call):
+        yield from ((k.arg, k.value) for k in node.keywords if not _is(k.value, None))
+        if _names(node.func) == "setattr" and len(node.args) == 3 and isinstance(node.args[1], ast.Constant):
+            yield str(node.args[1].value), node.args[2]
+    elif isinstance(node, ast.Dict):
+        pairs = zip(node.keys, node.values, strict=True)
+        yield from ((str(key.value), value) for key, value in pairs if isinstance(key, ast.Constant))
+    elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute):
+        yield node.targets[0].attr, node.value
+
+
+def _names(expression: ast.expr) -> str | None:
+    return expression.id if isinstance(expression, ast.Name) else None
 
 
 def _calls(source: Source) -> list[ast.Call]:
@@ -291,19 +339,19 @@ def _quoted_like(source: Source, old: ast.expr, word: str) -> str:
 def _transformers(source: Source) -> list[_Switch] | str:
     chosen: list[tuple[ast.expr, ast.expr | ast.stmt]] = []
     for call in _calls(source):
-        wanted = keyword(call, "output_attentions")
-        if wanted is not None and not _is(wanted, False):
-            return "output_attentions asks for the weights, which only the written-out attention gives"
         chosen += [(k.value, call) for k in call.keywords if k.arg in ("attn_implementation", "_attn_implementation")]
         if isinstance(call.func, ast.Attribute) and call.func.attr == "set_attn_implementation" and call.args:
             chosen.append((call.args[0], call))
-    for statement in ast.walk(source.tree):
-        if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
-            target = statement.targets[0]
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Assign) and len(node.targets) == 1:
+            target = node.targets[0]
             if isinstance(target, ast.Attribute) and target.attr in ("_attn_implementation", "attn_implementation"):
-                chosen.append((statement.value, statement))
-            if isinstance(target, ast.Attribute) and target.attr == "output_attentions":
-                return "output_attentions asks for the weights, which only the written-out attention gives"
+                chosen.append((node.value, node))
+        if isinstance(node, ast.Dict):
+            chosen += [(value, node) for name, value in _named_values(node) if name == "attn_implementation"]
+    set_false = (n for n in ast.walk(source.tree) if isinstance(n, ast.Assign) and _is(n.value, False))
+    if chosen and any(_names(node.targets[0]) == "_supports_sdpa" for node in set_false):
+        return "a class of the script says that it has no other attention (_supports_sdpa)"
     open_choice = [value for value, _ in chosen if not isinstance(value, ast.Constant)]
     if open_choice:
         return f"the attention is chosen by `{ast.unparse(open_choice[0])}`: pass it sdpa"
@@ -316,6 +364,11 @@ def _transformers(source: Source) -> list[_Switch] | str:
 
 def _timm(source: Source) -> list[_Switch] | str:
     found = []
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Constant) and node.value == "TIMM_FUSED_ATTN":
+            return f"line {node.lineno} sets TIMM_FUSED_ATTN"
+        if any(name == "fused_attn" and not _is(value, True) for name, value in _named_values(node)):
+            return "the script sets fused_attn of the modules itself"
     for call in _calls(source):
         if (source.qualified(call.func) or ast.unparse(call.func)).rsplit(".", 1)[-1] == "set_fused_attn":
             enable = call.args[0] if call.args else keyword(call, "enable")
@@ -343,19 +396,61 @@ def _diffusers(source: Source) -> list[_Switch] | str:
     return found
 
 
-def _x_transformers(source: Source) -> list[_Switch] | str:
-    found = []
+STACKS = ("Encoder", "Decoder")
+PREFIX = re.compile("^(enc_|dec_)?(cross_attn_|attn_)?")
+
+
+def _attention_makers(source: Source) -> Iterator[tuple[ast.Call, str]]:
+    """Calls of classes of x-transformers that make attention, with the name of the class."""
     for call in _calls(source):
         name = source.qualified(call.func) or ""
-        if not name.startswith("x_transformers.") or name.rsplit(".", 1)[-1] not in ("Encoder", "Decoder"):
+        last = name.rsplit(".", 1)[-1]
+        if name.startswith("x_transformers.") and last in (*STACKS, "Attention", "XTransformer", "CrossAttender"):
+            yield call, last
+
+
+def _refused_argument(call: ast.Call) -> str | None:
+    """The argument with which x-transformers has no fused attention."""
+    for given in call.keywords:
+        off = _is(given.value, False) or _is(given.value, None)
+        if given.arg and PREFIX.sub("", given.arg) in X_TRANSFORMERS_REFUSED and not off:
+            return given.arg
+    return None
+
+
+# operations of Attend: talking heads, top-k, sigmoid attention, clamped scores
+REFUSING = frozenset({"conv2d", "topk", "sigmoid", "tanh"})
+
+
+def _refused(ctx: Context, found: list[tuple[Graph, Region]]) -> str | None:
+    """The argument, or an operation, because of which no attention that the script makes has a fused form."""
+    refused = [_refused_argument(call) for source in _own_sources(ctx) for call, _ in _attention_makers(source)]
+    if refused and None not in refused:
+        return refused[0]
+    between = [REFUSING & _operations(graph, graph.nodes[region.root].module or "") for graph, region in found]
+    return min(between[0]) if all(between) else None
+
+
+def _operations(graph: Graph, module: str) -> set[str]:
+    """What a module and the modules inside it compute."""
+    return {operation(n) for n in graph.nodes if n.module is not None and f"{n.module}.".startswith(f"{module}.")}
+
+
+def _x_transformers(source: Source) -> list[_Switch] | str:
+    found = []
+    for call, name in _attention_makers(source):
+        if name not in (*STACKS, "Attention"):
             continue
-        given = {k.arg for k in call.keywords if k.arg is not None}
-        unknown = sorted(given - X_TRANSFORMERS_PLAIN)
-        if spreads(call) or unknown or call.args:
+        plain = X_TRANSFORMERS_PLAIN if name in STACKS else X_TRANSFORMERS_ATTENTION
+        refused = _refused_argument(call)
+        given = {k.arg for k in call.keywords if k.arg and PREFIX.sub("", k.arg) not in X_TRANSFORMERS_REFUSED}
+        unknown = [refused] if refused else sorted(given - plain)
+        if spreads(call) or unknown or (call.args and name in STACKS) or len(call.args) > 1:
             what = f"`{unknown[0]}`" if unknown else "arguments"
-            return f"{what} given to {name.rsplit('.', 1)[-1]} may exclude fused attention"
+            return f"{what} given to {name} may exclude fused attention"
         span = source.span(call)
-        found.append(_Switch(source.path, span, span, "", {"attn_flash": "True"}))
+        option = "attn_flash" if name in STACKS else "flash"
+        found.append(_Switch(source.path, span, span, "", {option: "True"}))
     return found
 
 

@@ -34,7 +34,7 @@ from advisor import codemod
 from advisor.libraries import LIGER, Liger
 from advisor.model import Decline, Evidence, Finding, Graph, Node, Ref, Rewrite, Safety, Span
 from advisor.patterns import NearMiss, Region
-from advisor.patterns.callsites import package_file
+from advisor.patterns.callsites import own_paths, package_file, scope_of
 from advisor.patterns.regions import calls
 from advisor.rule import Context, Example, GraphRule, step, tensor_bytes
 from advisor.source import Source
@@ -147,7 +147,10 @@ class LibraryFusedOps(GraphRule):
         if ctx.profile.hardware.kind != "cuda":
             yield self.decline(called, "the kernels of Liger need a GPU")
             return
-        measured = [(cost, s) for s in _shares(ctx, liger, kind) if (cost := _cost(ctx, s)) is not None]
+        shares = _shares(ctx, liger, kind)
+        if any(_trains_on_logits(source) for source in map(ctx.read, own_paths(ctx.profile))):
+            shares = [share for share in shares if share.option != "fused_linear_cross_entropy"]
+        measured = [(cost, s) for s in shares if (cost := _cost(ctx, s)) is not None]
         worth = [(cost, s) for cost, s in measured if cost / ctx.step_us >= ctx.gate(self)]
         if not worth:
             reason = f"nothing that Liger replaces in {kind} takes {ctx.gate(self):.1%} of the step"
@@ -311,9 +314,27 @@ def _applied(source: Source) -> bool:
         if isinstance(node, ast.Call):
             name = ast.unparse(node.func).rsplit(".", 1)[-1]
             by_name = name.startswith(("apply_liger_kernel", "_apply_liger_kernel"))
-            if by_name or any(k.arg == "use_liger_kernel" for k in node.keywords):
+            if by_name or any(k.arg == "use_liger_kernel" and _is_on(k.value) for k in node.keywords):
                 return True
     return any(target.startswith("liger_kernel") for target in source.imports.values())
+
+
+def _is_on(value: ast.expr) -> bool:
+    return not (isinstance(value, ast.Constant) and value.value is False)
+
+
+def _trains_on_logits(source: Source) -> bool:
+    """Whether code that trains reads the logits, which the fused loss does not give in training.
+
+    That is code beside a call of `backward`, and functions named after training or the loss.
+    """
+    nodes = list(ast.walk(source.tree))
+    reads = [n for n in nodes if isinstance(n, ast.Attribute) and n.attr == "logits" and isinstance(n.ctx, ast.Load)]
+    calls_of = [n for n in nodes if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute)]
+    trains = [scope_of(source, n) for n in calls_of if isinstance(n.func, ast.Attribute) and n.func.attr == "backward"]
+    scopes = [scope_of(source, read) for read in reads]
+    named = [s.name for s in scopes if isinstance(s, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    return any(s in trains for s in scopes) or any("train" in name or "loss" in name for name in named)
 
 
 def _construction(source: Source, kind: str) -> ast.Call | None:

@@ -13,12 +13,21 @@ logarithm of a softmax, forward and backward. `F.cross_entropy` runs log-softmax
 ## When not to
 When the log-probabilities are used for anything else (entropy, a divergence, accuracy); when they are weighted by
 another tensor, as a policy gradient does; when softmax is applied twice, which is a mistake that a rewrite would hide;
-when a constant stands inside the logarithm; when the mean counts rows otherwise than torch does. Each is declined with
-its reason. `F.nll_loss(F.log_softmax(x, 1), target)` is left alone: `F.cross_entropy` runs the same two operations.
+when a constant stands inside the logarithm; when the mean counts rows otherwise than torch does; when the classes are
+an axis counted from the front, or the divisor is the number of rows, only for as many axes as the scores had in this
+run. Each is declined with its reason.
+
+Targets that are no class: `log_probs[rows, target]` takes -1 for the last class, where `F.cross_entropy` raises, so
+that indexing is declined unless the source shows that no target is negative (`target.clamp(min=0)`, `% n`, `argmax`).
+`gather`, `scatter` and `F.one_hot` raise for every negative target; `F.cross_entropy` raises as well, but for -100, its
+`ignore_index`: a target of -100 that stopped the program before is left out of the loss after.
+`F.nll_loss(F.log_softmax(x, 1), target)` is left alone: `F.cross_entropy` runs the same two operations.
 
 ## Fix safety
 NUMERICS: the same loss in another rounding order; the logarithm of a softmax that underflows becomes finite. Where the
-code computes in float32 whatever the scores are (`F.one_hot(...).float()`), the scores are cast before the loss.
+code computes in float32 even for scores of half precision (`F.one_hot(...).float()`), the scores are cast before the
+loss, to the wider of their dtype and float32 unless the source casts them to float32 itself. Where all axes are counted
+from the last, the loss may be called with any number of them: scores and targets are flattened.
 
 ## References
 - torch.nn.functional.cross_entropy, PyTorch documentation
@@ -33,8 +42,12 @@ from collections.abc import Iterator
 from advisor.model import Decline, Evidence, Finding, Graph, Safety
 from advisor.patterns import NearMiss, Region
 from advisor.patterns.cross_entropy import bare_loss, cross_entropy_regions
-from advisor.rule import Context, Example, GraphRule, Site, step, tensor_bytes
+from advisor.patterns.written_losses import WrittenLoss
+from advisor.rule import Context, Example, GraphRule, Site, is_fixed, step, tensor_bytes
+from advisor.source import Source
 
+# what a cast of the scores must be: to the wider of their dtype and float32, or to float32 as the source says itself
+WIDER = {"": "", "float": ".float()", "promoted": ".to(torch.promote_types({x}.dtype, torch.float32))"}
 MODEL = """\
 import torch
 import torch.nn.functional as F
@@ -128,21 +141,28 @@ class ManualCrossEntropy(GraphRule):
                 site.span,
                 "F.cross_entropy runs the same operations, log_softmax and nll_loss: there is nothing to gain",
             )
-        templates = {_template(g, r) for r, g in pairs}
+        written = WrittenLoss(site.alignment, graph, site.regions[0])
+        another = written.another_loss()
+        if another is not None:
+            return self.decline(site.span, another)
+        templates = {_template(g, r, written.from_front) for r, g in pairs}
         constants = {tuple((name, value[0]) for name, value in sorted(r.constants.items())) for r in site.regions}
         if len(templates) != 1 or len(constants) != 1:
             return self.decline(site.span, "calls of the same code differ in reduction, layout or ignored class")
         template = templates.pop()
         if template is None:
             return self.decline(site.span, "its result has a shape that F.cross_entropy does not give")
-        given = _options(site, site.regions[0])
+        given = _options(site, written)
         if isinstance(given, str):
             return self.decline(site.span, given)
         options = "".join(f", {name}={{{name}}}" for name in given)
-        return self._found(ctx, site, template.replace("<options>", options), given)
+        return self._found(ctx, site, template.replace("<options>", options), given, written)
 
-    def _found(self, ctx: Context, site: Site, template: str, given: dict[str, tuple[str, float]]) -> Finding:
+    def _found(
+        self, ctx: Context, site: Site, template: str, given: dict[str, tuple[str, float]], written: WrittenLoss
+    ) -> Finding:
         pairs = site.pairs(ctx)
+        followed = written.followed | set(written.fractions() if "label_smoothing" in given else ())
         kept = sum(ctx.cost_us(r.graph, [int(r.facts["anchor"])]) or 0.0 for r, _ in pairs)
         traffic = sum(tensor_bytes(g.nodes[r.inputs["x"]]) for r, g in pairs)
         floor = ctx.floor_us(0.0, traffic, None)
@@ -159,20 +179,20 @@ class ManualCrossEntropy(GraphRule):
                 Evidence(what="calls of this code per step", value=len(site.regions), unit="calls"),
             ),
             consumed=site.consumed,
-            replacement=site.replacement(template, given),
+            replacement=site.replacement(template, given, followed=followed, axes_followed=True),
         )
 
 
-def _template(graph: Graph, region: Region) -> str | None:
+def _template(graph: Graph, region: Region, front: bool) -> str | None:
     """The call with <options> where its own options go; None where the result would have another shape."""
     x, target = (graph.nodes[region.inputs[name]].shape or () for name in ("x", "target"))
     axis, soft, reduction = int(region.facts["axis"]), region.facts["soft"] == "True", region.facts["reduction"]
     natural = (*x[:axis], *x[axis + 1 :])
-    wide = ".float()" if region.facts["widened"] == "True" else ""
+    wide = WIDER[region.facts["widened"]]
     scores, classes, result = f"{{x}}{wide}", "{target}", natural
-    if axis != 1:  # (..., classes): one row for everything before
+    if not front:  # (..., classes): one row for everything before
         scores, result = f"{{x}}{wide}.flatten(0, -2)", (_size(natural),)
-        classes = "{target}.flatten(0, -2)" if soft else "{target}" if len(target) == 1 else "{target}.flatten()"
+        classes = "{target}.flatten(0, -2)" if soft else "{target}.flatten()"
     elif not soft and target != natural:
         if len(x) != 2:
             return None
@@ -180,11 +200,12 @@ def _template(graph: Graph, region: Region) -> str | None:
     option = "" if reduction == "mean" else f', reduction="{reduction}"'
     call = f"F.cross_entropy({scores}, {classes}<options>{option})"
     wanted = graph.nodes[region.root].shape
-    if reduction != "none" or wanted == result:
+    if reduction != "none" or (front and wanted == result):
         return call
-    if wanted == target and not soft:
-        return f"{call}.view_as({{target}})"
-    return f"{call}.unsqueeze(1)" if wanted == (*result[:1], 1, *result[1:]) else None
+    if front or soft or target != natural:
+        return f"{call}.unsqueeze(1)" if front and wanted == (*result[:1], 1, *result[1:]) else None
+    shaped = f"{call}.view_as({{target}})"
+    return shaped if wanted == natural else f"{shaped}.unsqueeze(-1)" if wanted == (*natural, 1) else None
 
 
 def _size(shape: tuple[int, ...]) -> int:
@@ -194,9 +215,10 @@ def _size(shape: tuple[int, ...]) -> int:
     return count
 
 
-def _options(site: Site, region: Region) -> dict[str, tuple[str, float]] | str:
+def _options(site: Site, written: WrittenLoss) -> dict[str, tuple[str, float]] | str:
     """Text and value of ignore_index and label_smoothing, or why the source does not show them."""
-    unsure = _count_reason(site, region)
+    region = site.regions[0]
+    unsure = _count_reason(site, written)
     if unsure is not None:
         return unsure
     found: dict[str, tuple[str, float]] = {}
@@ -206,17 +228,17 @@ def _options(site: Site, region: Region) -> dict[str, tuple[str, float]] | str:
         text = site.alignment.source.segment(bound.expression) if bound is not None else repr(int(value))
         found["ignore_index"] = (text, int(value))
     if "label_smoothing" in region.constants:
-        smoothing = _smoothing(site, region)
+        smoothing = _smoothing(site, written)
         if isinstance(smoothing, str):
             return smoothing
         found["label_smoothing"] = smoothing
     return found
 
 
-def _smoothing(site: Site, region: Region) -> tuple[str, float] | str:
+def _smoothing(site: Site, written: WrittenLoss) -> tuple[str, float] | str:
     """The smoothing as the source writes it; every other fraction of the region must be made of the same text."""
-    source, constants = site.alignment.source, site.alignment.constants
-    classes, smoothing = int(region.facts["classes"]), float(region.facts["smoothing"])
+    region, source, constants = site.regions[0], site.alignment.source, site.alignment.constants
+    smoothing = float(region.facts["smoothing"])
     value, node, place = region.constants["label_smoothing"]
     bound = constants.get((node, place))
     if bound is None:
@@ -225,35 +247,31 @@ def _smoothing(site: Site, region: Region) -> tuple[str, float] | str:
     if value != smoothing:  # spread over the classes: smoothing / classes
         if not isinstance(expression, ast.BinOp) or not isinstance(expression.op, ast.Div):
             return "the label smoothing is computed in a way that is not followed"
-        counts = isinstance(expression.right, ast.Constant) and expression.right.value == classes
-        literal = isinstance(expression.left, ast.Constant) and expression.left.value == smoothing
-        if not counts and not literal:
+        if not written.counts_classes(expression.right, bound.statement):
             return "the smoothing is divided by a number that is not known to be the number of classes"
         expression = expression.left
     text = source.segment(expression)
-    for (index, _), other in constants.items():
-        if index not in region.inner or not _is_fraction(other.expression):
-            continue
-        literals = isinstance(other.expression, ast.Constant) and isinstance(expression, ast.Constant)
-        if not literals and text not in source.segment(other.expression):
+    for other in written.fractions().values():
+        if not _follows(source, other.expression, expression):
             return f"`{source.segment(other.expression)}` is not shown to follow the label smoothing"
     return text, smoothing
 
 
-def _is_fraction(expression: ast.expr) -> bool:
-    """Whether an expression may be a share: a floating-point literal, or anything that is not a literal."""
-    if isinstance(expression, ast.UnaryOp):
-        return _is_fraction(expression.operand)
-    return not isinstance(expression, ast.Constant) or isinstance(expression.value, float)
+def _follows(source: Source, fraction: ast.expr, smoothing: ast.expr) -> bool:
+    """Whether a fraction of the region changes with the label smoothing and with nothing else that the source varies:
+    both are fixed, or the one is computed from the other."""
+    if isinstance(smoothing, ast.Constant):
+        return is_fixed(source, fraction)
+    text = ast.unparse(smoothing)
+    read = any(ast.unparse(node) == text for node in ast.walk(fraction) if isinstance(node, ast.expr))
+    return read and is_fixed(source, fraction, frozenset({text}))
 
 
-def _count_reason(site: Site, region: Region) -> str | None:
+def _count_reason(site: Site, written: WrittenLoss) -> str | None:
     """Why a divisor that equals the number of rows may be another number elsewhere, or None."""
-    for item in filter(None, region.facts["counted"].split(";")):
-        node, place = (int(part) for part in item.split())
-        bound = site.alignment.constants.get((node, place))
-        text = "" if bound is None else "".join(site.alignment.source.segment(bound.expression).split())
-        rows = text.startswith("len(") or text.endswith((".size(0)", ".shape[0]"))
-        if not text.endswith(".numel()") and not (rows and region.facts["flat"] == "True"):
-            return f"it divides by `{text or 'a number'}`, which may equal the number of rows in this run only"
+    for key in written.counted:
+        bound = site.alignment.constants.get(key)
+        if bound is None or not written.counts_rows(bound.expression, bound.statement):
+            text = "a number" if bound is None else f"`{site.alignment.source.segment(bound.expression)}`"
+            return f"it divides by {text}, which may equal the number of rows in this run only"
     return None

@@ -26,11 +26,16 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from advisor.align import Bound
+from advisor.attending import stays_triangle
+from advisor.handed import from_caller, written_in_place
 from advisor.model import Decline, Evidence, Finding, Graph, Node, Safety
 from advisor.patterns import NearMiss, Region
 from advisor.patterns.callsites import COMPREHENSIONS, around, enclosing, names, scope_of
 from advisor.patterns.sdpa import FUSED, MATH, causal_mask_regions, sdpa_calls
 from advisor.rule import Context, Example, GraphRule, Site, step, tensor_bytes
+from advisor.source import Source
+from advisor.triangles import has_literal_diagonal, made_by_helper
 
 MODEL = """\
 import torch
@@ -156,7 +161,8 @@ def _unsure(ctx: Context, graph: Graph, site: Site) -> str | None:
     region = site.regions[0]
     source = site.alignment.source
     bound = site.alignment.values[region.inputs["mask"]]
-    if source.reads_parameter(bound.expression, bound.statement):
+    helped = _from_helper(source, bound)
+    if not helped and from_caller(source, bound.expression, bound.statement):
         return "the mask is an argument of the function: another caller may pass another"
     scope = scope_of(source, bound.expression)
     values: list[ast.expr] = [bound.expression]
@@ -171,16 +177,32 @@ def _unsure(ctx: Context, graph: Graph, site: Site) -> str | None:
         values += [s.value for s in made]
     if any(isinstance(n, (ast.IfExp, ast.BoolOp, *COMPREHENSIONS)) for value in values for n in ast.walk(value)):
         return "the mask is chosen by a condition"
+    if not helped and not stays_triangle(source, bound):
+        return "the source does not show that the mask is this triangle in every instance and every call"
     if "diagonal" in region.facts and not _literal_diagonal(ctx, graph.nodes[int(region.facts["diagonal"])]):
         return "the diagonal of the mask is computed: that it is causal at this length does not prove it always is"
     return None
 
 
+def _from_helper(source: Source, bound: Bound) -> bool:
+    """Whether a mask is what a function of the file makes of sizes alone."""
+    expression = bound.expression
+    if isinstance(expression, ast.Name):
+        stored = list(names(scope_of(source, expression), expression.id, ast.Store))
+        given = source.parents.get(stored[0]) if len(stored) == 1 else None
+        changed = written_in_place(scope_of(source, expression), expression.id)
+        expression = given.value if isinstance(given, ast.Assign) and not changed else expression
+    return made_by_helper(source, expression)
+
+
 def _literal_diagonal(ctx: Context, node: Node) -> bool:
     if node.span is None or node.span.end_column is None:
         return False
-    for expression in ctx.read(node.span.path).expressions_at(node.span.line, node.span.column):
-        if isinstance(expression, ast.Call) and "tri" in ast.unparse(expression.func):
-            given = [k.value for k in expression.keywords if k.arg == "diagonal"] or expression.args[-1:]
-            return all(isinstance(value, ast.Constant) for value in given)
-    return False
+    found = [
+        expression
+        for expression in ctx.read(node.span.path).expressions_at(node.span.line, node.span.column)
+        if isinstance(expression, ast.Call)
+        and isinstance(expression.func, ast.Attribute)
+        and expression.func.attr in ("tril", "triu")
+    ]
+    return len(found) == 1 and has_literal_diagonal(found[0])

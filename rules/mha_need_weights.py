@@ -11,9 +11,10 @@ the scores of every head for the backward pass, and averages them over the heads
 per call became three.
 
 ## When not to
-When the weights are returned, stored, regularised or read by a forward hook. When `is_causal=True` is given with a mask
-that was not causal in the run: torch ignores the hint while it computes weights and the mask once it does not. A row
-whose every key is masked gives NaN with weights and may give zeros without.
+When the weights are returned, stored, regularised or may be read by a forward hook. When the user's files may put
+another class than nn.MultiheadAttention in its place. When `is_causal` is given and the source does not show that the
+mask is one causal triangle at every length and for every caller: torch ignores the hint while it computes weights and
+the mask once it does not. A row whose every key is masked gives NaN with weights and may give zeros without.
 
 ## Fix safety
 NUMERICS: the same sum in another order. With dropout the draws come from another place of the random stream.
@@ -29,6 +30,7 @@ import ast
 from collections.abc import Iterator, Mapping
 
 from advisor import codemod
+from advisor.made import made
 from advisor.model import Decline, Evidence, Finding, Graph, Node, Ref, Rewrite, Safety
 from advisor.patterns import NearMiss, Region
 from advisor.patterns.callsites import call_at, keyword, names, package_file, read_after, scope_of, spreads
@@ -36,10 +38,13 @@ from advisor.patterns.regions import calls
 from advisor.patterns.sdpa import FUSED, MATH
 from advisor.rule import UNLINKED, Context, Example, GraphRule, step, tensor_bytes
 from advisor.source import Source
+from advisor.swallowed import hooked, other_module
+from advisor.triangles import shows_triangle
 
 MODULE = "torch.nn.modules.activation.MultiheadAttention"
 # Parameters of multi_head_attention_forward by position, as nn.MultiheadAttention passes them.
 BIAS_K, BIAS_V, ADD_ZERO = 7, 8, 9
+BEFORE_MORE_KEYS = 4  # arguments of nn.MultiheadAttention before add_bias_kv
 MODEL = """\
 import torch
 from torch import nn
@@ -133,6 +138,7 @@ class MhaNeedWeights(GraphRule):
         if call is None:
             return self.decline(first.span, "the call of the module was not found in this line")
         reason = _kept(source, call) or _other_modules(graphs, regions, first)
+        reason = reason or _in_another_instance(ctx, source, call) or _hint_elsewhere(ctx, source, call, nodes)
         if reason is not None:
             return self.decline(source.span(call), reason)
         floor = sum(_floor_us(ctx, graph, node) for graph, node in nodes)
@@ -189,11 +195,9 @@ def _is_output(user: Node) -> bool:
 def _unsafe_hint(graph: Graph, node: Node) -> str | None:
     """Why `is_causal=True` would mean another mask: without weights torch drops the mask and believes the hint.
 
-    torch.nn.functional.multi_head_attention_forward: the mask stays when there is a key padding mask; a causal flag
-    would hide the appended bias key, which the mask shows.
+    torch.nn.functional.multi_head_attention_forward: the mask stays when there is a key padding mask, which another
+    call may not pass; a causal flag would hide the appended bias key, which the mask shows.
     """
-    if node.kwargs.get("key_padding_mask") is not None:
-        return None
     mask = node.kwargs.get("attn_mask")
     seen = graph.nodes[mask.index].facts.get("keep") if isinstance(mask, Ref) else None
     if seen != "causal":
@@ -279,8 +283,6 @@ def _kept(source: Source, call: ast.Call) -> str | None:
     wanted = keyword(call, "need_weights")
     if wanted is not None and not (isinstance(wanted, ast.Constant) and wanted.value is True):
         return "need_weights is computed: another run may want the weights"
-    if "register_forward_hook" in source.text:
-        return "a forward hook registered in this file may read the weights"
     parent = source.parents.get(call)
     if isinstance(parent, ast.Subscript) and parent.value is call:
         first = isinstance(parent.slice, ast.Constant) and parent.slice.value == 0
@@ -288,6 +290,32 @@ def _kept(source: Source, call: ast.Call) -> str | None:
     if isinstance(parent, ast.Assign) and parent.value is call and len(parent.targets) == 1:
         return _kept_by(source, parent, parent.targets[0])
     return "the result is passed on together with the weights"
+
+
+def _in_another_instance(ctx: Context, source: Source, call: ast.Call) -> str | None:
+    """Why the call may reach another class in another instance, or a hook on the module may read the weights."""
+    reason = other_module(ctx.sources, source, call.func, "MultiheadAttention")
+    if reason is not None:
+        return reason
+    hook = hooked(ctx.sources, call.func, "MultiheadAttention", "forward_hook")
+    return None if hook is None else f"{hook} may read the weights"
+
+
+def _hint_elsewhere(ctx: Context, source: Source, call: ast.Call, nodes: list[tuple[Graph, Node]]) -> str | None:
+    """Why `is_causal` may mean another mask in another call than those of the run, or None where it cannot."""
+    hint, mask = keyword(call, "is_causal"), keyword(call, "attn_mask")
+    if hint is None or (isinstance(hint, ast.Constant) and hint.value is False) or mask is None:
+        return None  # torch refuses the hint without a mask
+    if not all(node.kwargs.get("is_causal") for _, node in nodes):
+        return "is_causal is computed: where it is true torch would drop the mask"
+    if not shows_triangle(source, mask):
+        return "is_causal is given and the source does not show one causal mask for all: torch would drop the mask"
+    for one in made(ctx.sources, source, call.func):
+        more = [k for k in one.call.keywords if k.arg in (None, "add_bias_kv", "add_zero_attn")]
+        named = [k for k in more if not (isinstance(k.value, ast.Constant) and k.value.value is False)]
+        if named or len(one.call.args) > BEFORE_MORE_KEYS or any(isinstance(a, ast.Starred) for a in one.call.args):
+            return "is_causal is given and another instance may have a bias key, which the causal kernel would hide"
+    return None
 
 
 def _kept_by(source: Source, statement: ast.Assign, target: ast.expr) -> str | None:

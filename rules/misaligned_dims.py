@@ -12,9 +12,10 @@ an H200 takes 34.5 ms with 50257 columns and 4.3 ms with 50304.
 
 ## When not to
 In float32 without TF32, which uses no tensor cores; on a CPU, where the size decides nothing; where padding copies more
-than the product gains, which the measurement decides; where the layer has hooks, which `F.linear` does not run. Padding
-the vocabulary itself changes the parameters and the random stream of the initialisation, and padded logits must not
-enter the loss.
+than the product gains. Told and not applied where the layer may have hooks, which `F.linear` does not run, may be
+another module or have no bias in another instance, or computes its weight when it is called; and where the result is
+viewed in a way that a slice does not allow, also in code of the same function that did not run. Padding the vocabulary
+itself changes the parameters and the random stream of the initialisation, and padded logits must not enter the loss.
 
 ## Fix safety
 NUMERICS for the form inside the forward pass: zeros are added to sums, and sliced away. The sizes of parameters are
@@ -32,13 +33,15 @@ from collections.abc import Iterator
 
 from advisor.model import Decline, Evidence, Finding, Graph, Place, Replacement, Rewrite, Safety, Span
 from advisor.patterns import NearMiss, Region
-from advisor.patterns.products import ELEMENTS, embedding_with, is_vocabulary, odd_products
+from advisor.patterns.padding import unfit_layer, unfit_operands, unseen_view
+from advisor.patterns.products import ELEMENTS, embedding_with, is_vocabulary, odd_products, viewed_elsewhere
 from advisor.patterns.sites import argument, construction_of, module_value
 from advisor.rule import Context, Example, GraphRule, step, tensor_bytes
 from advisor.source import Source
 
 MULTIPLE = 64  # elements: 128 bytes in half precision, what the kernels for aligned operands like best
 BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
+LINEAR = "torch.nn.functional.linear"
 MOST_PADDING = 1.25  # of a vocabulary: what is padded is computed
 VOCABULARY = (
     "padding the vocabulary changes parameters, checkpoints and the random stream of the initialisation: slice the "
@@ -140,6 +143,10 @@ class MisalignedDims(GraphRule):
         floor = sum(_floor_us(ctx, graph, r) for graph, r in pairs)
         call = _call(ctx, span, pairs)
         unfit = _unfit(ctx, call, span, pairs)
+        if unfit is None:
+            floor += sum(_copied_us(ctx, graph, r) for graph, r in pairs)
+            if floor >= cost:
+                return self.decline(span, "padding the weight in every pass takes as long as aligned rows save")
         return self.finding(
             span if call is None else ctx.read(span.path).span(call),
             f"a matrix product has {_sizes(region)}: no multiple of {ELEMENTS[region.facts['dtype']]}",
@@ -205,6 +212,13 @@ def _floor_us(ctx: Context, graph: Graph, region: Region) -> float:
     return ctx.floor_us(3 * float(region.facts["flops"]), 3 * sum(tensor_bytes(t) for t in tensors), node.dtype)
 
 
+def _copied_us(ctx: Context, graph: Graph, region: Region) -> float:
+    """What padding inside the forward pass moves: each operand read and written, and its gradient again."""
+    odd = region.facts["odd"].split()
+    names = ["weight", "x"] if "inner" in odd else ["weight"]
+    return ctx.floor_us(0.0, 4 * sum(tensor_bytes(graph.nodes[region.inputs[name]]) for name in names), None)
+
+
 def _evidence(ctx: Context, cost_us: float, region: Region, count: int, floor_us: float) -> tuple[Evidence, ...]:
     row = int(region.facts["columns"]) * BYTES[region.facts["dtype"]]
     return (
@@ -242,12 +256,32 @@ def _unfit(ctx: Context, call: ast.Call | None, span: Span, pairs: list[tuple[Gr
             same = at is not None and node.target == target and (at.path, at.line, at.column) == here
             if same and (graph.index, node.index) not in mine:
                 return "the same code also computes something else"
-    viewed = next((r.facts["viewed"] for _, r in pairs if r.facts["viewed"]), None)
+    viewed = None
+    if "columns" in region.facts["odd"].split():
+        seen = (
+            r.facts["viewed"] or viewed_elsewhere(ctx.graphs, g.nodes[r.root], int(r.facts["columns"]))
+            for g, r in pairs
+        )
+        viewed = next((name for name in seen if name), None)
     if viewed is not None:
         return f"`{viewed}` views the result in a way that a slice of a padded one does not allow"
     if call is None:
         return "the source does not show the layer and its input"
-    return None
+    return _unfit_elsewhere(ctx, ctx.read(span.path), call, pairs)
+
+
+def _unfit_elsewhere(ctx: Context, source: Source, call: ast.Call, pairs: list[tuple[Graph, Region]]) -> str | None:
+    """Why the padded product may be another one than the call in another instance or call, or None."""
+    graph, region = pairs[0]
+    columns, bias = "columns" in region.facts["odd"].split(), "bias" in region.inputs
+    if columns:
+        line = unseen_view(source, call, ctx.profile.graphs)
+        if line is not None:
+            return f"line {line} views a tensor and did not run: of a slice of a padded result it may fail"
+    if source.qualified(call.func) == LINEAR:
+        weight = graph.nodes[region.inputs["weight"]]
+        return unfit_operands(ctx.sources, source, call, weight, bias, columns)
+    return unfit_layer(ctx.sources, source, call, bias)
 
 
 def _operands(source: Source, call: ast.Call, pairs: list[tuple[Graph, Region]]) -> dict[str, str] | None:
@@ -255,7 +289,7 @@ def _operands(source: Source, call: ast.Call, pairs: list[tuple[Graph, Region]])
     if any(isinstance(a, ast.Starred) for a in call.args) or any(k.arg is None for k in call.keywords):
         return None
     names = sorted(pairs[0][1].inputs)
-    if source.qualified(call.func) == "torch.nn.functional.linear":
+    if source.qualified(call.func) == LINEAR:
         given = {
             name: argument(call, place, word)
             for place, (name, word) in enumerate((("x", "input"), ("weight", "weight"), ("bias", "bias")))

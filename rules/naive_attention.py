@@ -4,8 +4,11 @@
 Replaces softmax(q k^T * scale + masks) v by one call of `torch.nn.functional.scaled_dot_product_attention`, whichever
 way it is spelled: products by `@`, bmm, einsum or baddbmm, softmax by call, module or by hand, the scale on scores,
 queries or keys, any order of axes. A mask stays a mask (`attn_mask`), unless it is one lower triangle at every length
-and for every caller: then it becomes `is_causal=True`. Conditions of the source (`if mask is not None`) are said in the
-call, or what is there now stays under an `else`. What was read off is checked on sample values.
+and for every caller: then it becomes `is_causal=True`, and a buffer that nothing reads any more goes. Conditions of the
+source (`if mask is not None`) are said in the call, or what is there now stays under an `else`. A mask that is added
+and comes from a caller gets the dtype of the queries, because a mask of bool would mean something else to the fused
+operation. What was read off is checked on sample values. Where flash-attn is installed, `flash_attn_func` is tried as
+well on attention without a mask or with the causal one, and kept if it is faster.
 
 ## Why it costs
 The T x T scores and probabilities of every head are written and read by each of the scale, mask, softmax, dropout and
@@ -16,13 +19,21 @@ takes 192 of 533 ms, and its floor is 6 ms.
 ## When not to
 When the probabilities are used for anything else (returned, logged, regularised); when the scale is a tensor; when
 anything else stands between the products (a soft cap, mixing of heads, top-k); when softmax does not run over the
-keys; when removed scores get a finite value and a query may keep no key, which then attends to all keys equally. Each
-is declined with its reason.
+keys; when removed scores get a finite value and a query may keep no key, which then attends to all keys equally; when
+an operand draws random numbers before something else does; when a caller's mask would have its axes exchanged and may
+have fewer of them. Each is declined with its reason. A query whose keys are all filled with `-inf` is NaN in the
+written-out form and zero in the fused one: leave the form as it is where something relies on the NaN.
 
 ## Fix safety
 NUMERICS: the same sum in another order. With dropout the draws come from another place of the random stream: the
 proof compares with dropout off; checks that as many elements are dropped with the same probability in training, and
-none in evaluation; and with dropout on compares mean and spread of the outputs over sixteen draws.
+none in evaluation; and with dropout on compares mean and spread of the outputs over sixteen draws. Not the same: a
+query without any key under a fill of `-inf` (NaN before, zero after), and scores below a finite fill such as -1e4,
+which that fill does not remove (the proof refuses it where its large values reach so far). The fused operation raises
+where a caller passes a mask with fewer than two or more than four axes, or a learned tensor as the scale. The form
+that calls flash-attn takes it for half precision on a GPU at equal shapes of queries, keys and values, and the fused
+operation otherwise; the file then imports `flash_attn`, so it needs that package wherever it runs. It is not tried
+where attention drops elements, or where the files ask for deterministic algorithms or for gradients of gradients.
 
 ## References
 - Dao et al., FlashAttention: Fast and Memory-Efficient Exact Attention with IO-Awareness, 2022
@@ -33,15 +44,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from advisor.attending import always_causal, attention_floor_us, sdpa_call
+from advisor.attending import always_causal, attention_floor_us, may_be_another, sdpa_call, shown_causal
 from advisor.glance import Glance, glances
-from advisor.model import Decline, Evidence, Finding, Graph, Safety
+from advisor.kernels import flash_attention
+from advisor.model import Decline, Evidence, Finding, Form, Graph, Replacement, Safety
 from advisor.patterns import Attention, NearMiss, Region, attention_regions, may_be_empty
 from advisor.patterns.callsites import package_file
+from advisor.patterns.masks import reads_batch
+from advisor.patterns.reading import Mask
 from advisor.patterns.sdpa import FUSED, MATH
 from advisor.rule import Context, Example, GraphRule, Site, step
 from advisor.source import Source
 
+BUFFER = """\
+        self.register_buffer("mask", torch.tril(torch.ones(8, 8)), persistent=False)
+"""
 MODEL = """\
 import math
 import torch
@@ -96,13 +113,13 @@ class NaiveAttention(GraphRule):
                 "    q, k, v, is_causal=True, dropout_p=self.drop.p if self.drop.training else 0.0",
                 ")  # weighted values",
                 "return y",
-            ),
+            ).replace(BUFFER, ""),
             profile=step(10_000, nodes=0.4),
             saves=(0, 4_000),
         ),
         Example(
             before=_model("return torch.softmax(torch.matmul(q, k.mT) / 3.0, -1).matmul(v)"),
-            after=_model("return F.scaled_dot_product_attention(q, k.mT.transpose(-2, -1), v, scale=1.0 / 3.0)"),
+            after=_model("return F.scaled_dot_product_attention(q, k, v, scale=1.0 / 3.0)"),
             profile=step(10_000, nodes=0.4),
             saves=(0, 4_000),
         ),
@@ -130,6 +147,11 @@ class NaiveAttention(GraphRule):
             node = graph.nodes[found.root if isinstance(found, Region) else found.node]
             if package_file(node) is None:
                 yield found
+
+    def kernels(self, ctx: Context, graph: Graph, site: Site, plain: Replacement) -> Iterator[Form]:
+        """The function of flash-attn."""
+        region = site.regions[0]
+        return flash_attention(ctx, graph, site, region, plain) if isinstance(region, Attention) else iter(())
 
     def describe(self, ctx: Context, graph: Graph, site: Site) -> Finding | Decline:
         calls = [(region, g) for region, g in site.pairs(ctx) if isinstance(region, Attention)]
@@ -170,23 +192,51 @@ EMPTY = (
     "a query that keeps no key attends to all keys equally here, because the fill is finite; the fused operation would "
     "give zero or NaN"
 )
+INSTEAD = 'fill with float("-inf") where that cannot happen, and run again'
+LOST = -1e8  # one step of float32 there is more than the logarithm of any number of keys
+BLURRED = (
+    "a query all of whose keys are masked gets other gradients from the fused operation, which keeps one number a row "
+    "and loses the sum of the row beside a mask of {fill:g}"
+)
 
 
 def _empty_rows(ctx: Context, calls: list[tuple[Attention, Graph]], site: Site) -> tuple[bool, str] | None:
-    """(seen, reason) where a finite fill meets a mask under which some query may keep no key."""
+    """(seen, reason) where a finite fill or bias meets a mask under which some query may keep no key."""
     for region, graph in calls:
-        removing = [mask for mask in region.masks if mask.fill is not None]
-        for k, mask in enumerate(region.masks):
-            if (
-                mask.fill is None
-                or mask.fill == float("-inf")
-                or (always_causal(ctx, graph, mask) and len(removing) == 1)
-            ):
-                continue
-            if f"{mask.kind}_empty" in graph.nodes[mask.node].facts:
-                return True, EMPTY
-            bound = site.alignment.values[region.inputs[f"mask{k}"]] if region is site.regions[0] else None
-            given = bound is not None and site.alignment.source.reads_parameter(bound.expression, bound.statement)
-            if given or len(removing) > 1 or may_be_empty(graph, mask.node, mask.kind):
-                return False, f'{EMPTY}: fill with float("-inf") where that cannot happen, and run again'
+        alone = sum(mask.fill is not None for mask in region.masks) == 1
+        for mask in region.masks:
+            if mask.fill is None:
+                found = _low_bias(graph, mask)
+            elif mask.fill == float("-inf"):
+                found = None
+            else:
+                found = _finite_fill(ctx, site, graph, mask, alone, region is site.regions[0])
+            if found is not None:
+                return found
     return None
+
+
+def _finite_fill(
+    ctx: Context, site: Site, graph: Graph, mask: Mask, alone: bool, aligned: bool
+) -> tuple[bool, str] | None:
+    """The source tells of the first of a site's calls, which is `aligned`, what holds for all of them."""
+    if aligned:
+        shown, given = shown_causal(ctx, graph, site, mask), may_be_another(site, mask)
+    else:
+        shown, given = always_causal(ctx, graph, mask), False
+    if shown and alone:
+        return None
+    if f"{mask.kind}_empty" in graph.nodes[mask.node].facts:
+        return True, EMPTY
+    if given or not alone or may_be_empty(graph, mask.node, mask.kind):
+        return False, f"{EMPTY}: {INSTEAD}"
+    return None
+
+
+def _low_bias(graph: Graph, mask: Mask) -> tuple[bool, str] | None:
+    """A mask from the batch that is added, and so low that the sum of a row without a key is lost."""
+    facts = graph.nodes[mask.node].facts
+    fill = float(facts.get("fill", "-inf"))
+    if not float("-inf") < fill <= LOST or not reads_batch(graph, mask.node):
+        return None
+    return "keep_empty" in facts, f"{BLURRED.format(fill=fill)}: {INSTEAD}"

@@ -11,7 +11,7 @@ tensor of the size of all of `x`, zero but for one row: n turns write n times th
 
 ## When not to
 A recurrence, where a turn needs what the turn before computed, cannot run all turns at once; it is declined. So are
-rows of stacked weights, each for its own layer.
+rows of stacked weights, each for its own layer, and rows each for its own head.
 
 ## Fix safety
 SUGGEST: what replaces a loop depends on all of its body. Sums are taken in another order.
@@ -28,11 +28,14 @@ from collections.abc import Iterator
 
 from advisor.model import Decline, Evidence, Finding, Graph, Rewrite, Safety, Span
 from advisor.patterns import NearMiss, Region
+from advisor.patterns.callsites import read_elsewhere
 from advisor.patterns.loops import IndexLoop, index_loops
 from advisor.rule import Context, Example, GraphRule, step, tensor_bytes
 from advisor.source import Source
 
 LEAST = 10  # turns; the PyTorch profiler's own pattern asks for as many
+WIDENS = "the elements are integers or bools, whose sum torch takes in int64 where the loop keeps their type"
+FRESH = frozenset("zeros ones full tensor zeros_like ones_like full_like new_zeros new_ones new_full".split())
 JOINS = {ast.Add: "sum", ast.Mult: "prod"}
 WHAT = {
     "store": "writes the elements of a tensor one by one: write them in one operation",
@@ -142,14 +145,18 @@ class PythonLoopIndex(GraphRule):
                 Evidence(what="floor: the elements read and written once", value=round(floor, 1), unit="us"),
             ),
             library=first.spot.library,
+            values={} if all(_is_floating(g, loop) for g, loop in loops) else {"not applied": WIDENS},
         )
 
     def rewrite(self, finding: Finding, source: Source) -> Rewrite | Decline:
+        if "not applied" in finding.values:
+            return self.decline(finding.span, finding.values["not applied"])
         loop = _loop_around(source, finding.span)
         text = _joined(source, loop) if loop is not None else None
         if loop is None or text is None:
             return self.decline(finding.span, "the loop is more than a sum or a product of rows: write it by hand")
-        if _read_elsewhere(source, loop):
+        assert isinstance(loop.target, ast.Name)
+        if read_elsewhere(source, [loop], loop.target.id):
             return self.decline(finding.span, "the loop's variable is read after the loop")
         return self.edit(finding, "one operation over all rows", [(source.span(loop), text)])
 
@@ -157,6 +164,8 @@ class PythonLoopIndex(GraphRule):
 def _unsuitable(graph: Graph, loop: IndexLoop) -> str | None:
     if loop.form == "recurrence":
         return "every turn needs what the turn before computed: it cannot run all turns at once"
+    if loop.form == "weighted":
+        return "every turn has weights of its own"
     bases = {graph.nodes[node].inputs()[0] for node in loop.nodes}
     modules = {graph.nodes[node].module for node in loop.nodes}
     if len(modules) > 1:
@@ -164,6 +173,12 @@ def _unsuitable(graph: Graph, loop: IndexLoop) -> str | None:
     if loop.form != "store" and all(graph.nodes[base].facts.get("origin") == "state" for base in bases):
         return "it takes the weights of one layer or expert after the other"
     return None
+
+
+def _is_floating(graph: Graph, loop: IndexLoop) -> bool:
+    """Whether the rows a loop joins are no integers or bools; other loops are not rewritten."""
+    dtypes = [graph.nodes[node].dtype or "" for node in loop.nodes]
+    return loop.form != "reduction" or all(d.startswith(("float", "bfloat", "complex")) for d in dtypes)
 
 
 def _what(loop: IndexLoop) -> str:
@@ -192,9 +207,13 @@ def _joined(source: Source, loop: ast.For) -> str | None:
     ranged = isinstance(loop.iter, ast.Call) and isinstance(loop.iter.func, ast.Name) and loop.iter.func.id == "range"
     if not ranged or len(stops) != 1 or len(loop.body) != 1 or loop.orelse or not isinstance(loop.target, ast.Name):
         return None
+    if not _is_count(stops[0]):
+        return None
     statement = loop.body[0]
     target: ast.expr
     if isinstance(statement, ast.AugAssign):
+        if not _is_fresh(source, loop, statement.target):
+            return None
         target, row, operator = statement.target, statement.value, statement.op
     elif isinstance(statement, ast.Assign) and len(statement.targets) == 1 and isinstance(statement.value, ast.BinOp):
         target, row, operator = statement.targets[0], statement.value.right, statement.value.op
@@ -215,26 +234,30 @@ def _joined(source: Source, loop: ast.For) -> str | None:
     return source.text[begin : source.offset(part.line, part.column)] + joined
 
 
-def _read_elsewhere(source: Source, loop: ast.For) -> bool:
-    """Whether the loop's variable is read outside the loop and not under another loop that sets it."""
-    assert isinstance(loop.target, ast.Name)
-    function = source.function_at(loop.lineno)
-    body: ast.AST = function if function is not None else source.tree
-    inside = {id(node) for node in ast.walk(loop)}
-    for node in ast.walk(body):
-        read = isinstance(node, ast.Name) and node.id == loop.target.id and isinstance(node.ctx, ast.Load)
-        if isinstance(node, ast.Name) and read and id(node) not in inside and not _set_around(source, node):
-            return True
-    return False
+def _is_count(expression: ast.expr) -> bool:
+    """Whether an expression is a number of turns: not a difference, which as the end of a slice may count from the
+    back."""
+    if isinstance(expression, ast.BinOp) and isinstance(expression.op, (ast.Add, ast.Mult, ast.FloorDiv)):
+        return _is_count(expression.left) and _is_count(expression.right)
+    if isinstance(expression, ast.Constant):
+        return isinstance(expression.value, int) and expression.value >= 0
+    return isinstance(expression, (ast.Name, ast.Attribute, ast.Subscript, ast.Call))
 
 
-def _set_around(source: Source, name: ast.Name) -> bool:
-    """Whether a loop or comprehension around a name gives it its value."""
-    node: ast.AST | None = source.parents.get(name)
-    while node is not None and not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Module)):
-        targets = [node.target] if isinstance(node, ast.For) else []
-        targets += [g.target for g in getattr(node, "generators", [])]
-        if any(isinstance(t, ast.Name) and t.id == name.id for target in targets for t in ast.walk(target)):
-            return True
-        node = source.parents.get(node)
-    return False
+def _is_fresh(source: Source, loop: ast.For, target: ast.expr) -> bool:
+    """Whether what a loop changes in place is a number or a tensor made for it, which shares no memory with the rows.
+
+    Rows that were added to a view of them would be read changed.
+    """
+    if not isinstance(target, ast.Name):
+        return False
+    scope = source.function_at(loop.lineno) or source.tree
+    given = [
+        node
+        for node in ast.walk(scope)
+        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == target.id for t in node.targets)
+    ]
+    last = max((n for n in given if n.lineno < loop.lineno), key=lambda n: n.lineno, default=None)
+    value = last.value if last is not None else None
+    made = value.func if isinstance(value, ast.Call) else None
+    return isinstance(value, ast.Constant) or (isinstance(made, ast.Attribute) and made.attr in FRESH)

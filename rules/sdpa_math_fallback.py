@@ -10,8 +10,9 @@ The math path computes scores, softmax and product as separate kernels and store
 attention written out by hand does (PyTorch, aten/src/ATen/native/transformers/attention.cpp).
 
 ## When not to
-When the trace shows another kernel under the call. A cause in dtype or head dimension changes precision or checkpoints,
-and a mask that learns needs its gradient: none of these is edited.
+When the trace shows another kernel under the call, or the script chooses the kernels itself (`sdpa_kernel`). Where
+gradients are differentiated again: the fused kernels have no second derivative. A cause in dtype or head dimension
+changes precision or checkpoints, and a mask that learns needs its gradient: none of these is edited.
 
 ## Fix safety
 NUMERICS: the same sum by another kernel. With dropout the draws come from another place of the random stream.
@@ -23,13 +24,15 @@ NUMERICS: the same sum by another kernel. With dropout the draws come from anoth
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TypeAlias
 
-from advisor.model import Decline, Evidence, Finding, Graph, Node, Operators, Safety
+from advisor.align import Miss
+from advisor.model import Decline, Evidence, Finding, Graph, Node, Operators, Safety, Span
 from advisor.patterns import NearMiss, Region
-from advisor.patterns.callsites import package_file
+from advisor.patterns.callsites import differentiates_twice, is_tensor, own_paths, package_file
 from advisor.patterns.sdpa import FUSED, MATH, Sdpa, math_cause, sdpa_calls
 from advisor.rule import UNLINKED, Context, Example, GraphRule, Site, step
 
@@ -116,6 +119,7 @@ class SdpaMathFallback(GraphRule):
         graphs = {g.index: g for g in ctx.graphs}
         places: dict[tuple[str, int, int], list[Region]] = {}
         seen = False
+        wanted = _math_is_wanted(ctx)
         for graph in ctx.graphs:
             for region in self.search(graph):
                 node = graph.nodes[region.root] if isinstance(region, Region) else None
@@ -124,8 +128,11 @@ class SdpaMathFallback(GraphRule):
                 seen = True
                 if _takes_math(ctx, ran, graph, _call_of(graph, region)):
                     places.setdefault((node.span.path, node.span.line, node.span.column), []).append(region)
-        for _, regions in sorted(places.items()):
-            yield self._judged(ctx, graphs, regions)
+        for (path, line, column), regions in sorted(places.items()):
+            if wanted is not None:
+                yield self.decline(Span(path=path, line=line, column=column), wanted)
+            else:
+                yield self._judged(ctx, graphs, regions)
         if seen and not places:
             yield self.decline(None, "no call of it takes the math path")
 
@@ -157,10 +164,9 @@ class SdpaMathFallback(GraphRule):
             return self.decline(site.span, f"its inputs have {rank} dimensions, which one more does not make four")
         parts = [f"{{{name}}}.unsqueeze(0)" for name in ("query", "key", "value")]
         if call.mask is not None:
-            deep = len(graph.nodes[call.mask].shape or ()) == 3
-            parts.append("attn_mask={mask}" + (".unsqueeze(0)" if deep else ""))
+            parts.append(f"attn_mask={_widened_mask(graph, site, call.mask)}")
         constants = {}
-        for name in ("dropout_p", "is_causal", "scale"):
+        for name in ("dropout_p", "is_causal", "scale", "enable_gqa"):
             bound = site.alignment.constants.get((region.root, call.given[name])) if name in call.given else None
             if bound is not None:
                 parts.append(f"{name}={{{name}}}")
@@ -187,6 +193,40 @@ class SdpaMathFallback(GraphRule):
             ),
             values=values,
         )
+
+
+def _widened_mask(graph: Graph, site: Site, mask: int) -> str:
+    """The mask for inputs of four dimensions; raises `Miss` where it may be None and has no name to ask it by."""
+    if len(graph.nodes[mask].shape or ()) != 3:
+        return "{mask}"
+    bound, source = site.alignment.values[mask], site.alignment.source
+    if is_tensor(source, bound.expression):
+        return "{mask}.unsqueeze(0)"
+    if isinstance(bound.expression, (ast.Name, ast.Attribute)):
+        return "None if {mask} is None else {mask}.unsqueeze(0)"
+    raise Miss("the mask may be None in another call", bound.expression.lineno)
+
+
+SWITCHES = frozenset({"enable_flash_sdp", "enable_mem_efficient_sdp", "enable_cudnn_sdp"})
+
+
+def _math_is_wanted(ctx: Context) -> str | None:
+    """Why the script needs the math path or asked for it; None where nothing of its files says so."""
+    for source in map(ctx.read, own_paths(ctx.profile)):
+        again = differentiates_twice(source)
+        if again is not None:
+            return f"`{again}` differentiates gradients again, for which the fused kernels have no derivative"
+        for call in (n for n in ast.walk(source.tree) if isinstance(n, ast.Call)):
+            name = ast.unparse(call.func).rsplit(".", 1)[-1]
+            given = ast.unparse(call)
+            forced = name in ("sdpa_kernel", "sdp_kernel") and not any(
+                word in given
+                for word in ("FLASH", "EFFICIENT", "CUDNN", "enable_flash=True", "enable_mem_efficient=True")
+            )
+            off = name in SWITCHES and not given.endswith("(True)")
+            if forced or off:
+                return f"the script chooses the kernels of attention itself: `{given}`"
+    return None
 
 
 def _call_of(graph: Graph, region: Region) -> Sdpa:

@@ -12,11 +12,13 @@ fused kernel moves 8 (counted below).
 
 ## When not to
 Inside a compiled region: the compiler has fused it. A product of a ready activation alone is cheap; below 2.5 times the
-rule's share it is declined. Which fused form pays is a matter of measurement: a hand-written SwiGLU kernel was 3.15
-times slower than the compiled block on one device (linkedin/Liger-Kernel#1330).
+rule's share it is declined. When SiLU written out casts to a dtype that the input of another call may not have. Which
+fused form pays is a matter of measurement: a hand-written SwiGLU kernel was 3.15 times slower than the compiled block
+on one device (linkedin/Liger-Kernel#1330).
 
 ## Fix safety
-NUMERICS: the same function. The pointed-at form is never applied.
+NUMERICS: the same function. The pointed-at form is never applied: the gate of Liger-Kernel writes its gradients over
+gate and up, which other operations and a second backward pass may still read.
 
 ## References
 - Elfwing, Uchibe, Doya, Sigmoid-Weighted Linear Units, 2018
@@ -31,6 +33,7 @@ from itertools import chain
 
 from advisor.model import Decline, Evidence, Finding, Graph, Safety
 from advisor.patterns import NearMiss, Region, gate_regions, same_code, silu_regions
+from advisor.patterns.casts import another_dtype
 from advisor.rule import Context, Example, GraphRule, Site, step
 
 MODEL = """\
@@ -107,6 +110,9 @@ class UnfusedGatedMlp(GraphRule):
         (kind,) = kinds
         if kind != "silu":
             return self._two_kernels(ctx, site, kind)
+        other = another_dtype(site.alignment, graph, site.regions[0])
+        if other is not None:
+            return self.decline(site.span, other)
         return self.memory_bound(
             ctx,
             site,

@@ -11,8 +11,8 @@ and backward, and keeps its input; the fused kernel reads it once and keeps noth
 
 ## When not to
 Inside a compiled region, where the compiler has fused the chain already, or when an intermediate is used elsewhere.
-`x * sigmoid(1.702 x)` (quick GELU) is another function that no fused operation computes. `x * sigmoid(x)` is SiLU, of
-which unfused-gated-mlp takes care.
+When it casts to a dtype that the input of another call may not have. `x * sigmoid(1.702 x)` (quick GELU) is another
+function that no fused operation computes. `x * sigmoid(x)` is SiLU, of which unfused-gated-mlp takes care.
 
 ## Fix safety
 NUMERICS: the same function. Constants rounded to fewer than six digits are another function and do not match.
@@ -29,6 +29,7 @@ from collections.abc import Iterator
 from advisor.glance import Glance, glances
 from advisor.model import Decline, Finding, Graph, Safety
 from advisor.patterns import NearMiss, Region, gelu_regions, same_code
+from advisor.patterns.casts import another_dtype
 from advisor.rule import Context, Example, GraphRule, Site, step
 from advisor.source import Source
 
@@ -117,6 +118,9 @@ class UnfusedGelu(GraphRule):
         forms = {region.facts["alternative"] for region in site.regions}
         if len(forms) != 1 or not same_code(site.pairs(ctx)):
             return self.decline(site.span, "calls of the same code compute different functions")
+        other = another_dtype(site.alignment, graph, site.regions[0])
+        if other is not None:
+            return self.decline(site.span, other)
         return self.memory_bound(
             ctx,
             site,

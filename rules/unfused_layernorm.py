@@ -3,7 +3,8 @@
 ## What it does
 Replaces a hand-written LayerNorm over the last axis or axes by `torch.nn.functional.layer_norm`. The pattern is
 recognised by evaluating the captured operations on sample values, including rows whose variance is as small as eps, so
-that a look-alike (variance over N-1, eps outside the root) is told from the real one.
+that a look-alike (variance over N-1, eps outside the root) is told from the real one. Where Liger-Kernel is installed,
+its LayerNorm is tried as well on a norm with weight and bias, and kept if it is faster.
 
 ## Why it costs
 Mean, difference, square, mean, root, quotient, product and sum are one kernel each, and each keeps its input for the
@@ -12,12 +13,16 @@ the definition). The operations are memory-bound: the time is the traffic.
 
 ## When not to
 When it is not the same function: an unbiased variance or eps added to the standard deviation is declined, and so is a
-norm over channels that are not the last axis, for which there is no fused operation in that layout. Inside a compiled
-region the compiler has fused it already.
+norm over channels that are not the last axis, for which there is no fused operation in that layout. When it is the same
+function in this run only: an axis counted from the front (`x.mean(2)`) where the source does not show how many axes the
+tensor has, a number that stands for the size of the last axis (`x.sum(-1) / 8`) and is neither read from a shape nor
+what gives the weight its size. Inside a compiled region the compiler has fused it already.
 
 ## Fix safety
 NUMERICS: the same statistics in another rounding order. A variance written as E[x^2] - E[x]^2 loses digits where the
-mean is large against the spread; the fused operation does not.
+mean is large against the spread; the fused operation does not. The form that calls Liger-Kernel takes its kernel on a
+GPU in the dtype that was recorded, and F.layer_norm otherwise; the file then imports `liger_kernel`, so it needs that
+package wherever it runs. It is not tried where the files ask for gradients of gradients.
 
 ## References
 - Ba, Kiros, Hinton, Layer Normalization, 2016
@@ -29,8 +34,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from advisor.glance import Glance, glances
-from advisor.model import Decline, Finding, Graph, Safety
+from advisor.kernels import liger_layer_norm
+from advisor.model import Decline, Finding, Form, Graph, Replacement, Safety
 from advisor.patterns import NearMiss, Region, layer_norm_regions, same_code, shape_text
+from advisor.patterns.norms import LAYER_NORM
+from advisor.patterns.widths import widths
 from advisor.rule import Context, Example, GraphRule, Site, step
 from advisor.source import Source
 
@@ -85,7 +93,7 @@ class UnfusedLayerNorm(GraphRule):
         ),
         Example(
             before=_model(
-                "m = x.mean(dim=2, keepdim=True); v = x.var(dim=2, keepdim=True, unbiased=False)",
+                "m = x.mean(dim=-1, keepdim=True); v = x.var(dim=-1, keepdim=True, unbiased=False)",
                 "return (x - m) * torch.rsqrt(v + 1e-6)",
             ),
             after=_model("return nn.functional.layer_norm(x, x.shape[-1:], None, None, 1e-6)"),
@@ -112,6 +120,10 @@ class UnfusedLayerNorm(GraphRule):
     def search(self, graph: Graph) -> Iterator[Region | NearMiss]:
         return layer_norm_regions(graph)
 
+    def kernels(self, ctx: Context, graph: Graph, site: Site, plain: Replacement) -> Iterator[Form]:
+        """Liger-Kernel's LayerNorm."""
+        return liger_layer_norm(ctx, graph, site, plain)
+
     def describe(self, ctx: Context, graph: Graph, site: Site) -> Finding | Decline:
         region = site.regions[0]
         eps, node, position = region.constants["eps"]
@@ -128,6 +140,9 @@ class UnfusedLayerNorm(GraphRule):
         if shape is None:
             return self.decline(site.span, "what is normalised has no name that its shape could be read from")
         sizes = (graph.nodes[region.inputs["x"]].shape or ())[-axes:]
+        width = widths(site.alignment, graph, region, LAYER_NORM)
+        if width.reason is not None:
+            return self.decline(site.span, width.reason)
         weight, bias = (f"{{{name}}}" if name in region.inputs else "None" for name in ("weight", "bias"))
         return self.memory_bound(
             ctx,
@@ -137,5 +152,6 @@ class UnfusedLayerNorm(GraphRule):
             replacement=site.replacement(
                 f"F.layer_norm({{x}}, {{shape}}, {weight}, {bias}, {{eps}})",
                 {"eps": (eps_text, eps), "shape": (shape, sizes)},
+                followed=width.followed,
             ),
         )

@@ -3,7 +3,8 @@
 ## What it does
 Replaces a hand-written RMSNorm over the last axis or axes, `x * rsqrt(mean(x^2) + eps) * weight` in any spelling, by
 `torch.nn.functional.rms_norm`. The pattern is recognised by evaluating the captured operations on sample values,
-including rows far smaller than eps, so that a look-alike is told from the real one.
+including rows far smaller than eps, so that a look-alike is told from the real one. Where Liger-Kernel is installed,
+its RMSNorm is tried as well, and kept if it is faster.
 
 ## Why it costs
 Square, mean, sum, root, product and the casts around them are one kernel each, and each keeps its input for the
@@ -13,13 +14,18 @@ operations (pytorch/pytorch#153666).
 
 ## When not to
 When it is not the same function: eps added to the root instead of the mean square, a length bounded from below as by
-F.normalize, no eps at all. When the dtypes of input, weight and result differ, only the part in one dtype is replaced.
-Inside a compiled region the compiler has fused it already. F.rms_norm needs torch 2.4; older than 2.8 it is not fused.
+F.normalize, no eps at all. When it is the same function in this run only: an axis counted from the front where the
+source does not show how many axes the tensor has, a number for the size of the last axis (`x.norm(2, -1) * 16**-0.5`)
+that is neither read from a shape nor what gives the weight its size. When the dtypes of input, weight and result
+differ, only the part in one dtype is replaced. Inside a compiled region the compiler has fused it already. F.rms_norm
+needs torch 2.4; older than 2.8 it is not fused.
 
 ## Fix safety
 NUMERICS: the same statistics in another rounding order. In half precision the fused operation computes in float32 and
 rounds once, whereas `weight * (x * r).to(x.dtype)` rounds before the weight as well: the last bit may differ, towards
-the exact value.
+the exact value. The form that calls Liger-Kernel takes its kernel on a GPU in the dtype that was recorded, and
+F.rms_norm otherwise; the file then imports `liger_kernel`, so it needs that package wherever it runs. It is not tried
+where the files ask for gradients of gradients.
 
 ## References
 - Zhang, Sennrich, Root Mean Square Layer Normalization, 2019
@@ -32,8 +38,11 @@ import re
 from collections.abc import Iterator
 
 from advisor.glance import Glance, glances
-from advisor.model import Decline, Finding, Graph, Safety
+from advisor.kernels import liger_rms_norm
+from advisor.model import Decline, Finding, Form, Graph, Replacement, Safety
 from advisor.patterns import NearMiss, Region, rms_norm_regions, same_code, shape_text
+from advisor.patterns.norms import RMS_NORM
+from advisor.patterns.widths import widths
 from advisor.rule import Context, Example, GraphRule, Site, step
 from advisor.source import Source
 
@@ -114,6 +123,10 @@ class UnfusedRmsNorm(GraphRule):
     def search(self, graph: Graph) -> Iterator[Region | NearMiss]:
         return rms_norm_regions(graph)
 
+    def kernels(self, ctx: Context, graph: Graph, site: Site, plain: Replacement) -> Iterator[Form]:
+        """Liger-Kernel's RMSNorm."""
+        return liger_rms_norm(ctx, graph, site, plain)
+
     def describe(self, ctx: Context, graph: Graph, site: Site) -> Finding | Decline:
         region = site.regions[0]
         if _before_2_4(ctx.profile.environment.torch):
@@ -132,6 +145,9 @@ class UnfusedRmsNorm(GraphRule):
         if shape is None:
             return self.decline(site.span, "what is normalised has no name that its shape could be read from")
         sizes = (graph.nodes[region.inputs["x"]].shape or ())[-axes:]
+        width = widths(site.alignment, graph, region, RMS_NORM)
+        if width.reason is not None:
+            return self.decline(site.span, width.reason)
         weight = "{weight}" if vector is not None else "None"
         return self.memory_bound(
             ctx,
@@ -141,6 +157,7 @@ class UnfusedRmsNorm(GraphRule):
             replacement=site.replacement(
                 f"F.rms_norm({{x}}, {{shape}}, {weight}, {{eps}})",
                 {"eps": (eps_text, eps), "shape": (shape, sizes)},
+                followed=width.followed,
             ),
         )
 

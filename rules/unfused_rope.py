@@ -29,6 +29,7 @@ from collections.abc import Iterator, Mapping
 
 from advisor.model import Decline, Evidence, Finding, Graph, Safety
 from advisor.patterns import NearMiss, Region, rope_regions, table_source
+from advisor.patterns.rope import table_key
 from advisor.rule import COMPILED, Context, Example, GraphRule, step, tensor_bytes
 
 MODEL = """\
@@ -104,7 +105,10 @@ class UnfusedRope(GraphRule):
         floor = ctx.floor_us(0.0, moved, None)
         layout = " and ".join(sorted({r.facts["alternative"] for r in regions}))
         made = {(r.graph, at) for r in regions if (at := table_source(graphs[r.graph], r)) is not None}
-        repeated = f"; its cosines and sines are computed {len(made)} times a step" if len(made) > 1 else ""
+        tables = {table_key(graphs[graph], at) for graph, at in made}
+        again = len(made) > len(tables)
+        repeated = f"; its cosines and sines are computed {len(made)} times a step" if again else ""
+        repeated += f", for {len(tables)} different tables" if again and len(tables) > 1 else ""
         return self.finding(
             span,
             f"rotary position embedding ({layout} pairs) is written out, one kernel for every operation{repeated}",
@@ -118,5 +122,5 @@ class UnfusedRope(GraphRule):
                 Evidence(what="calls of this code per step", value=len(regions), unit="calls"),
                 Evidence(what="computations of its tables per step", value=len(made), unit="calls"),
             ),
-            values={"not applied": f"compute the tables once; {ADVICE}" if len(made) > 1 else ADVICE},
+            values={"not applied": f"compute each table once; {ADVICE}" if again else ADVICE},
         )

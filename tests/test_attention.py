@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -186,3 +187,244 @@ def test_left_alone_with_the_reason(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", SILENT)
 def test_no_attention_no_word(name: str, tmp_path: Path) -> None:
     assert results(SILENT[name], tmp_path)[0] == []
+
+
+# ------------------------------------------------------------------------------------------------------- other callers
+
+FLAT = "q, k, v = (t.flatten(0, 1) for t in (q, k, v))\n"
+FLOAT = "torch.randn(2, 1, 8, 8)"
+TRIANGLE = "torch.ones(8, 8).tril()"
+BOOL, INT = f"{TRIANGLE} == 1", f"({TRIANGLE} * 3).long()"
+HANDED = {  # body, mask of the recorded run, masks of other callers, what the new call holds
+    "added": (
+        "return (q @ k.mT + m).softmax(-1) @ v",
+        FLOAT,
+        [BOOL, INT, "torch.randn(3, 8, 8).half()"],
+        "m.to(q.dtype)",
+    ),
+    "subtracted": ("return (q @ k.mT - m.mT).softmax(-1) @ v", FLOAT, [INT, "torch.randn(8, 8)"], "-m.mT.to(q.dtype)"),
+    "added and scaled": ("return ((q @ k.mT + m) / 3).softmax(-1) @ v", FLOAT, [BOOL, INT], "m.to(q.dtype) / 3"),
+    "added before a mask": (
+        "return (q @ k.mT + m).masked_fill(~self.tri, -math.inf).softmax(-1) @ v",
+        FLOAT,
+        [BOOL, INT],
+        "m.to(q.dtype).masked_fill(",
+    ),
+    "added where it is given": (
+        "s = q @ k.mT\nif m is not None:\n    s = s + m[:, :, :, : k.size(-2)]\nreturn s.softmax(-1) @ v",
+        "torch.randn(2, 1, 8, 9)",
+        ["None", "torch.randn(1, 1, 8, 9) > 0"],
+        "m[:, :, :, : k.size(-2)].to(q.dtype) if m is not None else None",
+    ),
+    "inverted here": ("n = (1.0 - m) * -1e4\nreturn (q @ k.mT + n).softmax(-1) @ v", TRIANGLE, [INT], "n.to(q.dtype)"),
+    "kept in an attribute": (
+        "self.keep(m)\nreturn (q @ k.mT + self.kept).softmax(-1) @ v",
+        FLOAT,
+        [BOOL],
+        "self.kept.to(q.dtype)",
+    ),
+    "read by an inner function": (
+        "def inner(a, b, c):\n    return (a @ b.mT + m).softmax(-1) @ c\nreturn inner(q, k, v)",
+        FLOAT,
+        [BOOL],
+        "m.to(a.dtype)",
+    ),
+    "of a query without a name": (
+        "return (self.drop(q) @ k.mT + m).softmax(-1) @ v",
+        FLOAT,
+        [BOOL],
+        "self.drop(q), k, v, attn_mask=m.to(k.dtype)",
+    ),
+    "two axes on three": (
+        f"{FLAT}return torch.bmm((torch.bmm(q, k.mT) + m).softmax(-1), v)",
+        "torch.randn(8, 8)",
+        [BOOL, "torch.randn(6, 8, 8)", "torch.randn(1, 1, 8)"],
+        "m.unsqueeze(-3).to(q.dtype)",
+    ),
+    "three axes of bool": (
+        f"{FLAT}return torch.bmm(torch.bmm(q, k.mT).masked_fill(m == 0, -math.inf).softmax(-1), v)",
+        "torch.ones(6, 8, 8).tril()",
+        [TRIANGLE, INT, BOOL],
+        "attn_mask=(m != 0).unsqueeze(-3)",
+    ),
+    "one axis": (
+        "return (q @ k.mT + m).softmax(-1) @ v",
+        "torch.randn(8)",
+        [FLOAT, BOOL, "torch.tensor(1.5)"],
+        "torch.atleast_2d(m).to(q.dtype)",
+    ),
+    "heads of another number": (
+        f"B, H = q.shape[:2]\n{FLAT}s = torch.bmm(q, k.mT).view(-1, self.heads, 8, 8) + m\n"
+        "return torch.bmm(s.view(-1, 8, 8).softmax(-1), v)",
+        FLOAT,
+        [BOOL],
+        "q.unflatten(0, (-1, self.heads))",
+    ),
+    "a dtype that is shown": (
+        "n = m.to(q.dtype)\nreturn (q @ k.mT + n).softmax(-1) @ v",
+        FLOAT,
+        [BOOL],
+        "attn_mask=n,",
+    ),
+    "a prefix that is empty here": (
+        "t = torch.ones(T, T, dtype=torch.bool).tril()\nt[:, : m.size(0)] = True\n"
+        "return (q @ k.mT).masked_fill(~t, -math.inf).softmax(-1) @ v",
+        "torch.zeros(0)",
+        ["torch.zeros(3)"],
+        "attn_mask=t,",
+    ),
+    "a triangle that a flag changes": (
+        "t = torch.ones(T, T, dtype=torch.bool).tril()\nif m is not None:\n    t |= m\n"
+        "return (q @ k.mT).masked_fill(~t, -math.inf).softmax(-1) @ v",
+        "None",
+        [BOOL, "torch.ones(8, 8) == 1"],
+        "attn_mask=t,",
+    ),
+    "kept where it is given": (
+        "s = q @ k.mT\nif m is not None:\n    s = s.masked_fill(~m, -math.inf)\nreturn s.softmax(-1) @ v",
+        BOOL,
+        ["None"],
+        "attn_mask=m,",
+    ),
+    "changed and kept where it is given": (
+        "s = q @ k.mT\nif m is not None:\n    m = m[None]\n    s = s.masked_fill(m == 0, -math.inf)\n"
+        "return s.softmax(-1) @ v",
+        BOOL,
+        ["None", INT],
+        "attn_mask=m != 0 if m is not None else None",
+    ),
+}
+NOT_FOR_EVERY_CALLER = {
+    "axes exchanged": (
+        "q, k, v = (t.permute(2, 0, 1, 3) for t in (q, k, v))\n"
+        "s = torch.einsum('ibhd,jbhd->ijbh', q, k).masked_fill(m == 0, -math.inf)\n"
+        "return torch.einsum('ijbh,jbhd->ibhd', s.softmax(1), v)",
+        "torch.ones(8, 8, 1, 1).tril()",
+        "axes of a mask that a caller gives",
+    ),
+    "heads in one axis with the batch": (
+        f"B, H = q.shape[:2]\n{FLAT}s = (torch.bmm(q, k.mT) + m).view(B, H, 8, 8)\n"
+        "return torch.bmm(s.view(B * H, 8, 8).softmax(-1), v)",
+        "torch.randn(8, 8)",
+        "tell apart heads",
+    ),
+    "a condition that changes": (
+        "use = m is not None\ns = q @ k.mT\nif use:\n    s = s + m\nuse = False\nreturn s.softmax(-1) @ v",
+        FLOAT,
+        "`use` changes after",
+    ),
+    "a finite fill": ("return (q @ k.mT).masked_fill(m == 0, -1e4).softmax(-1) @ v", TRIANGLE, "keeps no key"),
+    "a finite fill of a mask that is written again": (
+        "self.tri[0, 0] = self.heads > 1\nreturn (q @ k.mT).masked_fill(~self.tri, -1e9).softmax(-1) @ v",
+        FLOAT,
+        "keeps no key|in place",
+    ),
+    "a bias as low as float32 goes": (
+        "return (q @ k.mT + m).softmax(-1) @ v",
+        f"({TRIANGLE} - 1) * torch.finfo(torch.float32).max",
+        "other gradients",
+    ),
+    "dropout before another": (
+        "s = self.drop(q) @ k.mT\nv = self.other(v)\nreturn s.softmax(-1) @ v",
+        FLOAT,
+        r"`self.drop\(q\)` draws random numbers",
+    ),
+    "noise before another": (
+        "s = (q + torch.rand_like(q)) @ k.mT\nv = v * torch.rand_like(v)\nreturn s.softmax(-1) @ v",
+        FLOAT,
+        "draws random numbers",
+    ),
+    "dropout before a module with one": (
+        "s = self.drop(q) @ k.mT\nv = self.block(v)\nreturn s.softmax(-1) @ v",
+        FLOAT,
+        "draws random numbers",
+    ),
+    "two inputs dropped": (
+        "return (self.drop(k) @ self.other(q).mT).softmax(-2).transpose(-2, -1) @ v",
+        FLOAT,
+        "draw random numbers, in an order",
+    ),
+}
+SIMPLE = {  # what needs no conversion at all
+    "transposed keys": ("return (q @ k.mT).softmax(-1) @ v", "F.scaled_dot_product_attention(q, k, v, scale=1.0)"),
+    "permuted keys": ("return (q @ k.permute(0, 1, 3, 2)).softmax(-1) @ v", "(q, k, v, scale=1.0)"),
+    "keys permuted twice": (
+        "kt = k.transpose(1, 2).permute(0, 2, 3, 1)\nreturn (q @ kt).softmax(-1) @ v",
+        "(q, k, v, scale=1.0)",
+    ),
+    "not in training": ("return F.dropout((q @ k.mT).softmax(-1), 0.5, training=False) @ v", "(q, k, v, scale=1.0)"),
+    "always": (
+        "s = q @ k.mT\nif True:\n    s = s.masked_fill(~self.tri, -math.inf)\nreturn s.softmax(-1) @ v",
+        "(q, k, v, is_causal=True, scale=1.0)",
+    ),
+    "three axes of another number": (
+        f"{FLAT}return (q @ k.mT).softmax(-1) @ v",
+        "(q.unsqueeze(-3), k.unsqueeze(-3), v.unsqueeze(-3), scale=1.0).squeeze(-3)",
+    ),
+    "keys that are square": (
+        "kt = k[:, :, :4].mT + 0\nv = v[:, :, :4]\nreturn (q @ kt / math.sqrt(kt.size(-1))).softmax(-1) @ v",
+        "scale=1.0 / math.sqrt(kt.size(-1))",
+    ),
+}
+
+
+def handed(body: str, mask: str, folder: Path) -> tuple[list[Finding | Decline], str, str]:
+    """What is found in a method that is given a mask, the file and the file rewritten."""
+    head = HEAD.replace("def forward(self, q, k, v):", "def forward(self, q, k, v, m=None):")
+    head = head.replace(
+        "        self.p = 0.0\n",
+        "        self.p = 0.0\n        self.heads = 3\n        self.other = nn.Dropout(0.0)\n"
+        "        self.block = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.0))\n",
+    )
+    head = head.replace("    def forward", "    def keep(self, mask):\n        self.kept = mask\n\n    def forward")
+    text = head.replace("{body}", textwrap.indent(body, " " * 8)).replace(
+        "in range(3)]\n", f"in range(3)] + [{mask}]\n"
+    )
+    ctx, source = testing.context_of(RULE, text, step(10_000, nodes=0.5), folder)
+    found = list(RULE.match(ctx))
+    if len(found) != 1 or not isinstance(found[0], Finding):
+        return found, text, text
+    rewrite = RULE.rewrite(found[0], source)
+    if isinstance(rewrite, Decline):
+        return [rewrite], text, text
+    return found, text, build([rewrite], lambda _: source).sources["example.py"]
+
+
+def computed(text: str, mask: str, folder: Path) -> Any:
+    import torch
+
+    (folder / "run.py").write_text(text, encoding="utf-8")
+    module = testing.load_module(folder / "run.py")
+    given = eval(mask, {"torch": torch})
+    torch.manual_seed(0)
+    return module.Model()(*module.get_inputs()[:3], given)
+
+
+@pytest.mark.parametrize("name", HANDED)
+def test_right_for_every_caller(name: str, tmp_path: Path) -> None:
+    """The mask of the recorded run and those that another caller may give."""
+    import torch
+
+    body, recorded, others, holds = HANDED[name]
+    found, text, after = handed(body, recorded, tmp_path)
+    assert [type(f) for f in found] == [Finding], found
+    assert holds in re.sub(r"\s+", " ", after).replace("( ", "("), after
+    for mask in (recorded, *others):
+        old, new = computed(text, mask, tmp_path), computed(after, mask, tmp_path)
+        torch.testing.assert_close(new, old, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", NOT_FOR_EVERY_CALLER)
+def test_not_right_for_every_caller(name: str, tmp_path: Path) -> None:
+    body, recorded, reason = NOT_FOR_EVERY_CALLER[name]
+    found, _, _ = handed(body, recorded, tmp_path)
+    assert [type(f) for f in found] == [Decline], found
+    assert isinstance(found[0], Decline) and re.search(reason, found[0].reason), found[0].reason
+
+
+@pytest.mark.parametrize("name", SIMPLE)
+def test_nothing_is_said_that_changes_nothing(name: str, tmp_path: Path) -> None:
+    body, holds = SIMPLE[name]
+    found, _, after = handed(body, "None", tmp_path)
+    assert [type(f) for f in found] == [Finding], found
+    assert holds in re.sub(r"\s+", " ", after).replace("( ", "(").replace(" )", ")"), after

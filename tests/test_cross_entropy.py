@@ -34,6 +34,7 @@ class Model(nn.Module):
         self.register_buffer("soft", torch.rand(12, 7), persistent=False)
         self.register_buffer("advantage", torch.rand(12), persistent=False)
         self.eps = 0.1
+        self.classes = 7
         self.log_softmax = nn.LogSoftmax(dim=-1)
 
     def forward(self, x):
@@ -54,10 +55,32 @@ BATCH = ("(2, 6)", "(2, 6, 7)")
 SECOND = ("(2, 6)", "(2, 7, 6)")  # the class axis comes second
 
 PICK = "lp = F.log_softmax(x, -1)\nnll = -lp.gather(-1, t.unsqueeze(-1)).squeeze(-1)\n"
+ANY = "x.flatten(0, -2), t.flatten()"  # where the source counts axes from the last alone, for any number of axes
+WIDE = "x.to(torch.promote_types(x.dtype, torch.float32))"  # float32 at least, and float64 stays what it is
 WRITTEN = {
-    "gather, mean": (FLAT, PICK + "return nll.mean()", "F.cross_entropy(x, t)"),
-    "gather, sum": (FLAT, PICK + "return nll.sum()", 'F.cross_entropy(x, t, reduction="sum")'),
-    "gather, a loss for each row": (FLAT, PICK + "return nll", 'F.cross_entropy(x, t, reduction="none")'),
+    "gather, mean": (FLAT, PICK + "return nll.mean()", f"F.cross_entropy({ANY})"),
+    "gather, sum": (FLAT, PICK + "return nll.sum()", f'F.cross_entropy({ANY}, reduction="sum")'),
+    "gather, a loss for each row": (
+        FLAT,
+        PICK + "return nll",
+        f'F.cross_entropy({ANY}, reduction="none").view_as(t)',
+    ),
+    "gather, a column": (
+        FLAT,
+        "y = -F.log_softmax(x, -1).gather(-1, t.unsqueeze(-1))\nreturn y",
+        f'F.cross_entropy({ANY}, reduction="none").view_as(t).unsqueeze(-1)',
+    ),
+    "gather, mean, the rank shown": (FLAT, "N, C = x.shape\n" + PICK + "return nll.mean()", "F.cross_entropy(x, t)"),
+    "gather, mean, the rank shown by a view": (
+        FLAT,
+        "x = x.view(-1, 7)\n" + PICK + "return nll.sum() / len(t)",
+        "F.cross_entropy(x, t)",
+    ),
+    "divided by a size that was unpacked": (
+        FLAT,
+        "N, C = x.shape\n" + PICK + "return nll.sum() / N",
+        "F.cross_entropy(x, t)",
+    ),
     "gather, column": (
         FLAT,
         "return -torch.log_softmax(x, 1).gather(1, t.view(-1, 1)).mean()",
@@ -65,14 +88,18 @@ WRITTEN = {
     ),
     "indexed by the rows": (
         FLAT,
-        "lp = x.log_softmax(dim=-1)\nreturn -lp[torch.arange(t.size(0)), t].mean()",
+        "t = t.clamp(min=0)\nlp = x.log_softmax(dim=-1)\nreturn -lp[torch.arange(t.size(0)), t].mean()",
         "F.cross_entropy(x, t)",
     ),
-    "indexed by a range": (FLAT, "return -F.log_softmax(x, 1)[range(len(t)), t].mean()", "F.cross_entropy(x, t)"),
+    "indexed by a range": (
+        FLAT,
+        "t = t % 7\nreturn -F.log_softmax(x, 1)[range(len(t)), t].mean()",
+        "F.cross_entropy(x, t)",
+    ),
     "one-hot": (
         FLAT,
         "hot = F.one_hot(t, 7).float()\nreturn -(hot * F.log_softmax(x, dim=1)).sum(dim=1).mean()",
-        "F.cross_entropy(x.float(), t)",
+        f"F.cross_entropy({WIDE}, t)",
     ),
     "one-hot over the number of rows": (
         FLAT,
@@ -102,33 +129,54 @@ WRITTEN = {
     "masked mean": (
         FLAT,
         PICK + "keep = t != PAD\nreturn (nll * keep).sum() / keep.sum()",
-        "F.cross_entropy(x, t, ignore_index=PAD)",
+        f"F.cross_entropy({ANY}, ignore_index=PAD)",
     ),
     "masked mean, default index": (
         FLAT,
         "keep = t.ne(-100)\nlp = F.log_softmax(x, -1)\n"
         "nll = -lp.gather(-1, t.clamp(min=0).unsqueeze(-1)).squeeze(-1)\nreturn (nll * keep).sum() / keep.sum()",
-        "F.cross_entropy(x, t)",
+        f"F.cross_entropy({ANY})",
     ),
     "masked sum by fill": (
         FLAT,
         PICK + "return nll.masked_fill(t == 3, 0.0).sum()",
-        'F.cross_entropy(x, t, ignore_index=3, reduction="sum")',
+        f'F.cross_entropy({ANY}, ignore_index=3, reduction="sum")',
     ),
     "smoothing": (
         FLAT,
         PICK + "return ((1 - self.eps) * nll + self.eps * -lp.mean(-1)).mean()",
+        f"F.cross_entropy({ANY}, label_smoothing=self.eps)",
+    ),
+    "smoothing, classes as a column": (
+        FLAT,
+        "lp = F.log_softmax(x, -1)\nnll = -lp.gather(-1, t[:, None]).squeeze(1)\n"
+        "return ((1.0 - self.eps) * nll + self.eps * -lp.mean(-1)).mean()",
         "F.cross_entropy(x, t, label_smoothing=self.eps)",
     ),
     "smoothed one-hot": (
         FLAT,
         "hot = F.one_hot(t, 7) * 0.9 + 0.1 / 7\nreturn -(hot * F.log_softmax(x, 1)).sum(1).mean()",
-        "F.cross_entropy(x.float(), t, label_smoothing=0.1)",
+        f"F.cross_entropy({WIDE}, t, label_smoothing=0.1)",
+    ),
+    "smoothing over the size of the scores": (
+        FLAT,
+        PICK + "return ((1 - self.eps) * nll - self.eps / x.size(-1) * lp.sum(-1)).mean()",
+        f"F.cross_entropy({ANY}, label_smoothing=self.eps)",
+    ),
+    "a sum over a batch of one stays": (
+        ("(1, 12)", "(1, 12, 7)"),
+        "B, T, C = x.shape\n" + PICK + "return nll.sum(0).mean()",
+        f'F.cross_entropy({ANY}, reduction="none").view_as(t)',
+    ),
+    "one-hot over an attribute": (
+        FLAT,
+        "return -(F.one_hot(t, self.classes) * F.log_softmax(x, -1)).sum(-1).mean()",
+        f"F.cross_entropy({ANY})",
     ),
     "soft targets": (
         FLAT,
         "return -(self.soft * F.log_softmax(x, dim=-1)).sum(dim=-1).mean()",
-        "F.cross_entropy(x, self.soft)",
+        "F.cross_entropy(x.flatten(0, -2), self.soft.flatten(0, -2))",
     ),
     "batch and time, mean": (
         BATCH,
@@ -148,7 +196,7 @@ WRITTEN = {
     "batch and time, mask": (
         BATCH,
         PICK + "keep = (t != PAD).float()\nreturn (nll * keep).sum() / keep.sum()",
-        "F.cross_entropy(x.float().flatten(0, -2), t.flatten(), ignore_index=PAD)",
+        f"F.cross_entropy({WIDE}.flatten(0, -2), t.flatten(), ignore_index=PAD)",
     ),
     "classes second": (
         SECOND,
@@ -158,16 +206,64 @@ WRITTEN = {
     "in float32": (
         FLAT,
         "lp = F.log_softmax(x.float(), -1)\nreturn -(F.one_hot(t, 7).float() * lp).sum(-1).mean()",
-        "F.cross_entropy(x.float(), t)",
+        "F.cross_entropy(x.float().flatten(0, -2), t.flatten())",
     ),
-    "a factor behind it": (FLAT, PICK + "return nll.mean() * 0.5", "F.cross_entropy(x, t) * 0.5"),
+    "a factor behind it": (FLAT, PICK + "return nll.mean() * 0.5", f"F.cross_entropy({ANY}) * 0.5"),
     "a temperature before it": (
         FLAT,
-        "lp = F.log_softmax(x / 2.0, -1)\nreturn -lp.gather(-1, t.unsqueeze(-1)).mean()",
+        "lp = F.log_softmax(x / 2.0, 1)\nreturn -lp.gather(1, t.unsqueeze(1)).mean()",
         "F.cross_entropy(x / 2.0, t)",
     ),
 }
+UNSHOWN = "those of a loss only for scores of rank 3, and the source does not show the rank"
 TRAPS = {
+    "an axis from the front that is the last here": (
+        BATCH,
+        "lp = F.log_softmax(x, 2)\nreturn -lp.gather(2, t.unsqueeze(2)).mean()",
+        UNSHOWN,
+    ),
+    "an axis from the last that is the second here": (
+        SECOND,
+        "lp = F.log_softmax(x, -2)\nreturn -lp.gather(-2, t.unsqueeze(-2)).mean()",
+        UNSHOWN,
+    ),
+    "an index that may be negative": (
+        FLAT,
+        "lp = F.log_softmax(x, -1)\nreturn -lp[torch.arange(len(t)), t].mean()",
+        "an index takes class -1 for the last one, F.cross_entropy refuses it, and `t` may hold it",
+    ),
+    "an index that is clamped in some runs": (
+        FLAT,
+        "if self.training:\n    t = t.clamp(min=0)\n"
+        "lp = F.log_softmax(x, -1)\nreturn -lp[torch.arange(len(t)), t].mean()",
+        "`t` may hold it",
+    ),
+    "a first size that is the number of rows here": (
+        FLAT,
+        "lp = F.log_softmax(x, 1)\nreturn -lp.gather(1, t.unsqueeze(1)).sum() / t.size(0)",
+        "divides by `t.size\\(0\\)`, which may equal the number of rows in this run only",
+    ),
+    "the size of another tensor": (
+        FLAT,
+        "N, C = x.shape\n" + PICK + "return nll.sum() / len(self.advantage)",
+        "divides by `len\\(self.advantage\\)`",
+    ),
+    "scores without a name that are widened": (
+        FLAT,
+        "return -(F.one_hot(t, 7).float() * F.log_softmax(x * 2, dim=1)).sum(dim=1).mean()",
+        "the scores have no name that their dtype could be read from",
+    ),
+    "smoothing over a literal number of classes": (
+        FLAT,
+        PICK + "return ((1 - self.eps) * nll - self.eps / 7 * lp.sum(-1)).mean()",
+        "not known to be the number of classes",
+    ),
+    "smoothing over a number that is the classes here": (
+        FLAT,
+        "k = self.soft.shape[1]\nhot = F.one_hot(t, 7) * 0.9 + 0.1 / k\n"
+        "return -(hot * F.log_softmax(x, 1)).sum(1).mean()",
+        "not known to be the number of classes",
+    ),
     "entropy of the same probabilities": (
         FLAT,
         PICK + "return nll.mean() + 0.1 * (lp.exp() * lp).sum(-1).mean()",
@@ -258,10 +354,15 @@ def test_rewritten_and_the_same_function(name: str, tmp_path: Path) -> None:
     found, before, after = results("manual-cross-entropy", layout, body, tmp_path)
     assert [type(f) for f in found] == [Finding], found
     forward = after.split("def forward")[1].split("def get_init")[0]
-    assert f" {wanted}\n" in forward
+    assert f" {wanted}\n" in one_line(forward)
     assert "softmax" not in forward
     testing.check_same_function(before, after, RULES["manual-cross-entropy"].tolerance, name)
     assert not [r for r in results_of(after, tmp_path) if isinstance(r, Finding)]
+
+
+def one_line(text: str) -> str:
+    """Calls that the layout broke into lines, joined again."""
+    return re.sub(r"\(\n +", "(", re.sub(r",\n +", ", ", re.sub(r",?\n +\)", ")", text)))
 
 
 def results_of(text: str, folder: Path) -> list[Finding | Decline]:
@@ -289,9 +390,49 @@ def test_a_mean_that_is_zero_without_targets_keeps_its_mean(tmp_path: Path) -> N
     body = PICK + "keep = t != PAD\nreturn (nll * keep).sum() / keep.sum().clamp(min=1)"
     found, before, after = results("manual-cross-entropy", FLAT, body, tmp_path)
     assert isinstance(found[0], Finding)
-    assert 'nll = F.cross_entropy(x, t, reduction="none")' in after
+    assert f'nll = F.cross_entropy({ANY}, reduction="none").view_as(t)' in after
     assert ".clamp(min=1)" in after
     testing.check_same_function(before, after, RULES["manual-cross-entropy"].tolerance, "clamped mean")
+
+
+ANY_RANK = [
+    "gather, mean",
+    "gather, a loss for each row",
+    "gather, a column",
+    "masked mean",
+    "smoothing",
+    "soft targets",
+]
+
+
+@pytest.mark.parametrize("name", ANY_RANK)
+def test_scores_with_more_axes_give_the_same_loss(name: str, tmp_path: Path) -> None:
+    """Code that counts axes from the last alone may be called with scores of any number of axes."""
+    layout, body, _ = WRITTEN[name]
+    _, before, after = results("manual-cross-entropy", layout, body, tmp_path)
+    found = []
+    for number, text in enumerate((before, after)):
+        (tmp_path / f"module{number}.py").write_text(text, encoding="utf-8")
+        model = testing.load_module(tmp_path / f"module{number}.py").Model()
+        torch.manual_seed(2)
+        model.labels = torch.randint(0, 7, (3, 2, 4))
+        model.soft = torch.rand(3, 2, 4, 7)
+        found.append(model(torch.randn(3, 2, 4, 7)))
+    torch.testing.assert_close(*found)
+
+
+def test_scores_in_double_stay_double(tmp_path: Path) -> None:
+    """A float32 target widens half precision; it does not narrow float64."""
+    layout, body, _ = WRITTEN["one-hot"]
+    _, before, after = results("manual-cross-entropy", layout, body, tmp_path)
+    found = []
+    for number, text in enumerate((before, after)):
+        (tmp_path / f"module{number}.py").write_text(text, encoding="utf-8")
+        torch.manual_seed(2)
+        module = testing.load_module(tmp_path / f"module{number}.py")
+        found.append(module.Model()(torch.randn(12, 7, dtype=torch.float64)))
+    assert [value.dtype for value in found] == [torch.float64] * 2
+    torch.testing.assert_close(*found, rtol=1e-12, atol=0.0)
 
 
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])

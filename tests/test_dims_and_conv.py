@@ -433,3 +433,211 @@ def test_two_classes_with_one_attribute_are_ambiguous_without_their_owner() -> N
     made = construction_of(source, replace(graph, nodes=(node, owner)), node)
     assert made is not None
     assert made.owner == "B"
+
+
+# ----------------------------------------------------------------------------------------------- another instance, call
+
+
+def not_applied(rule: str, text: str, folder: Path) -> str:
+    """Why the only finding of a text is told and not applied."""
+    ctx, source = context(rule, text, folder)
+    (found,) = RULES[rule].match(ctx)
+    assert isinstance(found, Finding), found
+    declined = RULES[rule].rewrite(found, source)
+    assert isinstance(declined, Decline), declined
+    return declined.reason
+
+
+LAYERS = {
+    "no bias in another": ("self.head = nn.Linear(16, 27, bias=VOCAB > 9)", "has a bias is decided elsewhere"),
+    "a bias in another": ("self.head = nn.Linear(16, 27, bias=VOCAB < 9)", "has a bias is decided elsewhere"),
+    "bias taken away": ("self.head = nn.Linear(16, 27)\nif VOCAB < 9:\n    self.head.bias = None", "bias is decided"),
+    "identity": ("self.head = nn.Linear(16, 27) if VOCAB > 9 else nn.Identity()", "may be another module"),
+    "injected": ("kind = getattr(nn, 'Linear')\nself.head = kind(16, 27)", "may be another module"),
+    "replaced": ("self.head = nn.Linear(16, 27)\ndef swap(other):\n    other.head = nn.Sequential()", "another module"),
+    "a hook": (
+        "self.head = nn.Linear(16, 27)\ndef spy():\n    self.head.register_forward_hook(print)",
+        "would no longer be called",
+    ),
+    "weight norm": ("self.head = torch.nn.utils.weight_norm(nn.Linear(16, 27))", "may be another module"),
+    "weight norm later": (
+        "self.head = nn.Linear(16, 27)\nif VOCAB < 9:\n    torch.nn.utils.weight_norm(self.head)",
+        "may compute the weight",
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm`")
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_that_may_be_another_is_told_and_not_padded(name: str, tmp_path: Path) -> None:
+    init, reason = LAYERS[name]
+    assert reason in not_applied("misaligned-dims", model(init, f"{AUTOCAST}    return self.head(x)", FLOATS), tmp_path)
+
+
+TABLE = "self.table = nn.Parameter(torch.randn(27, 16))\n"
+OPERANDS = {
+    "dropped weight": (TABLE, "F.linear(x, F.dropout(self.table, 0.5))", "would be computed several times"),
+    "a property": (TABLE, "F.linear(x, self.drawn)", "would be computed several times"),
+    "a bias elsewhere": (
+        TABLE + "self.bias = nn.Parameter(torch.randn(27)) if VOCAB < 9 else None",
+        "F.linear(x, self.table, self.bias)",
+        "another call may pass a bias",
+    ),
+    "no bias elsewhere": (
+        TABLE + "self.bias = nn.Parameter(torch.randn(27)) if VOCAB > 9 else None",
+        "F.linear(x, self.table, self.bias)",
+        "may be None in another call",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OPERANDS)
+def test_operands_that_may_be_others_are_not_padded(name: str, tmp_path: Path) -> None:
+    init, call, reason = OPERANDS[name]
+    text = model(init, f"{AUTOCAST}    return {call}", FLOATS)
+    drawn = "\n    @property\n    def drawn(self):\n        return self.table * torch.rand(1)\n\n    def forward"
+    text = text.replace("\n    def forward", drawn) if name == "a property" else text
+    assert reason in not_applied("misaligned-dims", text, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("then", "reason"),
+    [
+        ("return self.head(x)[0].view(-1)", "views the result"),
+        ("y = self.head(x).unsqueeze(0)\nreturn y.squeeze(0).view(4, -1)", "views the result"),
+        ("y = self.head(x)\nif not self.training:\n    return y.view(-1)\nreturn y", "did not run"),
+    ],
+)
+def test_a_later_view_of_the_result_keeps_it_as_it_is(then: str, reason: str, tmp_path: Path) -> None:
+    text = model("self.head = nn.Linear(16, 27)", AUTOCAST + textwrap.indent(then, "    "), FLOATS)
+    assert reason in not_applied("misaligned-dims", text, tmp_path)
+
+
+def test_a_view_that_splits_the_columns_is_no_obstacle(tmp_path: Path) -> None:
+    body = f"{AUTOCAST}    return self.head(x).view(4, 6, 3, 12).sum(2)"
+    text = model("self.head = nn.Linear(16, 36)", body, FLOATS)
+    testing.check_same_function(text, rewritten("misaligned-dims", text, tmp_path), 64.0, "split")
+
+
+def test_padding_that_copies_more_than_it_saves_is_declined(tmp_path: Path) -> None:
+    """The weight is copied forward and its gradient backward: with few rows that is as much as the product moves."""
+    text = model("self.head = nn.Linear(16, 27)", f"{AUTOCAST}    return self.head(x)", FLOATS)
+    ctx, _ = context("misaligned-dims", text, tmp_path)
+    device = Hardware(name="d", kind="cuda", peak_flops={"bfloat16": 1e15}, hbm_bandwidth=3e6)
+    (found,) = RULES["misaligned-dims"].match(replace(ctx, profile=replace(ctx.profile, hardware=device)))
+    assert isinstance(found, Decline)
+    assert found.reason == "padding the weight in every pass takes as long as aligned rows save"
+
+
+LOOP = TRAIN + "\n\ndef log(model):\n    {line}\n"
+LAYOUTS = {
+    "strided": ("y = y.as_strided((2, 8, 3, 3), (288, 36, 6, 1))\nreturn y", "", "in the order of its memory"),
+    "dropped": ("return F.dropout(y, 0.5)", "", "draws in the order of memory"),
+    "noise": ("return y + torch.randn_like(y)", "", "draws in the order of memory"),
+    "strides read": ("return y * y.stride(1)", "", "reads the order in memory"),
+    "viewed in evaluation": ("if not self.training:\n    y = y.view(2, -1)\nreturn y", "", "did not run"),
+    "a weight viewed": ("return y + self.c.weight.view(8, -1).mean()", "", "in the order of its memory"),
+    "parameters flattened": ("return y", "nn.utils.parameters_to_vector(model.parameters())", "order in memory"),
+    "parameters viewed": ("return y", "return [p.view(-1) for p in model.parameters()]", "did not run"),
+    "gradients viewed": ("return y", "return model.c.weight.grad.view(-1)", "did not run"),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_what_reads_the_order_in_memory_keeps_the_layout(name: str, tmp_path: Path) -> None:
+    forward, line, reason = LAYOUTS[name]
+    text = model("self.c, self.n = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)", f"y = self.n(self.c(x))\n{forward}", IMAGES)
+    found, _ = layout(text + LOOP.replace("{line}", line or "pass"), tmp_path)
+    assert isinstance(found, Decline), found
+    assert reason in found.reason
+
+
+ARGUMENTS = {
+    "a dictionary": ("x['image']", "{'image': torch.randn(2, 3, 8, 8)}"),
+    "a tuple": ("x[0]", "(torch.randn(2, 3, 8, 8), 1)"),
+    "three dimensions": ("x[:, None].expand(-1, 3, -1, -1)", "torch.randn(2, 8, 8)"),
+    "video": ("x.mean(1)", "torch.randn(2, 4, 3, 8, 8)"),
+}
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_only_a_batch_of_images_is_converted(name: str, tmp_path: Path) -> None:
+    given, inputs = ARGUMENTS[name]
+    text = model("self.c = nn.Conv2d(3, 8, 3)", f"return self.c({given})", inputs) + TRAIN
+    found, source = layout(text, tmp_path)
+    assert isinstance(found, Finding), found
+    assert found.values["not applied"].startswith("the model takes something else than one batch of images")
+    assert isinstance(RULES["channels-last"].rewrite(found, source), Decline)
+
+
+def test_a_parameter_of_five_dimensions_is_not_converted(tmp_path: Path) -> None:
+    init = "self.c, self.p = nn.Conv2d(3, 8, 3), nn.Parameter(torch.zeros(1, 1, 8, 6, 6))"
+    found, _ = layout(model(init, "return self.c(x) + self.p[0]", IMAGES) + TRAIN, tmp_path)
+    assert isinstance(found, Finding), found
+    assert "has five dimensions" in found.values["not applied"]
+
+
+def test_the_loss_around_the_call_is_not_taken_for_the_model(tmp_path: Path) -> None:
+    train = TRAIN.replace("    model =", "    soft = nn.Softmax(dim=1)\n    model =")
+    train = train.replace("loss = model(images.to(device)).mean()", "loss = soft(model(images.to(device))).mean()")
+    text = plain() + train
+    ctx, source = context("channels-last", text, tmp_path)
+    (found,) = RULES["channels-last"].match(with_kernels(ctx, text.replace("loss = soft(model(", "loss = model((")))
+    assert isinstance(found, Finding)
+    assert source.at(found.bindings["model"]) == "Model().to(device)"
+    assert source.at(found.bindings["input"]) == "images.to(device)"
+
+
+@pytest.mark.parametrize("made", ["make(Model())", "functools.partial(Model())"])
+def test_what_is_no_module_is_not_converted(made: str, tmp_path: Path) -> None:
+    text = "import functools\n" + plain() + TRAIN.replace("Model().to(device)", made)
+    found, _ = layout(text, tmp_path)
+    assert isinstance(found, Finding)
+    assert found.values["not applied"].startswith("the place is not shown by this file")
+
+
+@pytest.mark.parametrize(
+    ("norm", "forward", "reason"),
+    [
+        ("nn.BatchNorm2d(8) if VOCAB > 9 else nn.Identity()", "return self.n(self.c(x))", "may have no BatchNorm"),
+        ("make(8)", "return self.n(self.c(x))", "may have no BatchNorm"),
+        ("nn.BatchNorm2d(8)", "x = self.c(x)\nif VOCAB > 9:\n    x = self.n(x)\nreturn x", "runs only where"),
+    ],
+)
+def test_a_bias_that_another_setting_needs_is_told_and_not_edited(
+    norm: str, forward: str, reason: str, tmp_path: Path
+) -> None:
+    before = "def make(width):\n    return nn.BatchNorm2d(width)\n\n\n"
+    text = model(f"self.c = nn.Conv2d(3, 8, 3)\nself.n = {norm}", forward, IMAGES, before)
+    assert reason in not_applied("conv-bias-before-bn", text, tmp_path)
+
+
+def test_a_bias_that_is_a_setting_is_not_edited(tmp_path: Path) -> None:
+    init = "self.c, self.n = nn.Conv2d(3, 8, 3, bias=VOCAB > 9), nn.BatchNorm2d(8)"
+    reason = not_applied("conv-bias-before-bn", model(init, "return self.n(self.c(x))", IMAGES), tmp_path)
+    assert reason.startswith("whether it has a bias is a setting")
+
+
+def test_a_module_of_another_class_is_not_where_a_module_was_made() -> None:
+    source = sources(
+        """
+        class A(nn.Module):
+            def __init__(self):
+                self.conv = nn.Conv2d(1, 1, 1)
+        class B(nn.Module):
+            def __init__(self):
+                self.add_module("conv", nn.Conv2d(2, 2, 1))
+            def forward(self, x):
+                return self.conv(x)
+        class C(A):
+            def forward(self, x):
+                return self.conv(x)
+        """
+    )
+    graph, node = node_in("part.conv", "Conv2d")
+    calls = [n for n in ast.walk(source.tree) if isinstance(n, ast.Return)]
+    of_b, of_c = (replace(node, span=source.span(call)) for call in calls)
+    assert construction_of(source, graph, of_b) is None
+    made = construction_of(source, graph, of_c)
+    assert made is not None
+    assert made.owner == "A"

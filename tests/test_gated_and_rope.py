@@ -208,3 +208,59 @@ def test_the_share_decides(tmp_path: Path) -> None:
     (found,) = results("unfused-rope", ROPES["half-split"], tmp_path, nodes=0.01)[0]
     assert isinstance(found, Decline)
     assert found.reason == "it takes 1.0% of the step"
+
+
+# ----------------------------------------------------------------------------------------------------- other callers
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("return x[:, :, : self.n] * torch.sigmoid(x[:, :, : self.n])", None),
+        ("return x * torch.sigmoid(x[:, :, : self.n])", None),
+        ("return self.skip(x) * torch.sigmoid(x)", "hold one value in this run"),
+        ("return self.times(x, torch.sigmoid(x))", "a call whose body is elsewhere"),
+        ("return x * torch.sigmoid(x.float()).to(self.half_cos.dtype)", "it casts to a dtype of its own"),
+    ],
+)
+def test_silu_of_this_run_alone_is_not_rewritten(body: str, reason: str | None, tmp_path: Path) -> None:
+    """A slice that takes everything here, a module that passes its input on here, a function that is given, a cast."""
+    settings = "self.n, self.skip, self.times = 5, nn.Identity(), torch.mul\ninverse ="
+    text = HEAD.replace("{body}", textwrap.indent(body, " " * 8))
+    text = text.replace("inverse =", settings.replace("\n", "\n        "), 1)
+    ctx, _ = testing.context_of(RULES["unfused-gated-mlp"], text, step(10_000, nodes=0.5), tmp_path)
+    found = list(RULES["unfused-gated-mlp"].match(ctx))
+    assert not [f for f in found if isinstance(f, Finding)]
+    assert (not found) if reason is None else reason in " ".join(f.reason for f in found if isinstance(f, Decline))
+
+
+CASTS = {
+    "none back": ("y = x.float()\nreturn y * torch.sigmoid(y)", "y = x.float()\nreturn F.silu(y)"),
+    "back": ("y = x.float()\nreturn (y * torch.sigmoid(y)).to(x.dtype)", "return F.silu(x)"),
+    "back by another": ("y = x.float()\nreturn (y * torch.sigmoid(y)).type_as(x)", "return F.silu(x)"),
+    "at the end": ("return (x * torch.sigmoid(x)).float()", "return (F.silu(x)).float()"),
+}
+
+
+@pytest.mark.parametrize("name", CASTS)
+def test_a_cast_that_nothing_takes_back_stays(name: str, tmp_path: Path) -> None:
+    """The run is in float32, where every cast gives its input; an input in half precision would be widened."""
+    body, wanted = CASTS[name]
+    found, before, after = results("unfused-gated-mlp", body, tmp_path)
+    assert [type(f) for f in found] == [Finding], found
+    assert after == before.replace(textwrap.indent(body, " " * 8), textwrap.indent(wanted, " " * 8))
+
+
+def test_tables_of_other_frequencies_are_no_repetition(tmp_path: Path) -> None:
+    body = (
+        "for inverse in (self.inverse, self.other):\n    a = torch.outer(torch.arange(5.0), inverse)\n"
+        "    a = torch.cat((a, a), -1)\n    x = x * a.cos() + rotate_half(x) * a.sin()\nreturn x"
+    )
+    text = HEAD.replace("{body}", textwrap.indent(body, " " * 8))
+    text = text.replace(
+        '("inverse", inverse)', '("inverse", inverse)\n        self.register_buffer("other", inverse / 9)'
+    )
+    ctx, _ = testing.context_of(RULES["unfused-rope"], text, step(10_000, nodes=0.5), tmp_path)
+    (found,) = RULES["unfused-rope"].match(ctx)
+    assert isinstance(found, Finding)
+    assert "times a step" not in found.message

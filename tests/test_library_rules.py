@@ -326,16 +326,24 @@ def test_the_processor_of_diffusers_is_exchanged(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("more", "reason"),
-    [("", None), ("\n        attn_pre_talking_heads=True,", "may exclude"), ("\n        rotary_pos_emb=True,", None)],
+    [
+        ("", None),
+        ("\n        rotary_pos_emb=True,", None),
+        ("\n        attn_pre_talking_heads=False,", None),
+        ("\n        attn_pre_talking_heads=True,", "has no fused attention with `attn_pre_talking_heads`"),
+        ("\n        attn_softclamp_logits=True,", "has no fused attention with `attn_softclamp_logits`"),
+        ("\n        rel_pos_bias=True,", "has no fused attention with `rel_pos_bias`"),
+        ("\n        attn_qk_norm=True,", "`attn_qk_norm` given to Decoder may exclude"),
+    ],
 )
 def test_x_transformers_gets_its_flag_where_nothing_excludes_it(more: str, reason: str | None, tmp_path: Path) -> None:
     pytest.importorskip("x_transformers")
     text = X_TRANSFORMERS.replace("{more}", more)
     found, rewrite, after = result("library-attention", text, tmp_path)
-    assert isinstance(found, Finding)
     assert isinstance(rewrite, Rewrite) == (reason is None), rewrite
-    if isinstance(rewrite, Decline):
-        assert reason is not None and reason in rewrite.reason
+    if reason is not None:
+        told = found.reason if isinstance(found, Decline) else rewrite.reason if isinstance(rewrite, Decline) else ""
+        assert reason in told
         return
     assert after.count("attn_flash=True") == 1
     assert re.sub(r"\s+attn_flash=True,", "", after) == text
@@ -419,3 +427,107 @@ def test_naive_attention_and_library_attention_name_one_place_once(tmp_path: Pat
     rules = [RULES["naive-attention"], RULES["library-attention"]]
     found = matching.match(ctx, rules).findings
     assert [f.rule for f in found] == ["library-attention"]
+
+
+# ----------------------------------------------------------------------------------------- what another caller may want
+
+
+NEEDED = {
+    "a hook": ("def watch(layer):\n    layer.register_forward_hook(print)\n", "may read the weights"),
+    "weights read": ("def look(out):\n    return out.attentions[0]\n", "asks for the weights"),
+    "weights by a dictionary": ("ASK = {'output_attentions': True}\n", "asks for the weights"),
+    "weights by setattr": ("def ask():\n    setattr(config, 'output_attentions', True)\n", "asks for the weights"),
+    "head mask": ("def masked(ids, heads):\n    return model(ids, head_mask=heads)\n", "asks for the weights"),
+    "second derivative": (
+        "def penalty(loss, x):\n    return torch.autograd.grad(loss, x, create_graph=True)\n",
+        "differentiates gradients again",
+    ),
+    "a class without": ("class Other:\n    _supports_sdpa = False\n", "no other attention"),
+}
+
+
+@pytest.mark.parametrize("name", NEEDED)
+def test_written_out_attention_stays_where_the_script_may_need_it(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    more, reason = NEEDED[name]
+    _, rewrite, _ = result("library-attention", f"{llama(EAGER)}\n\n{more}", tmp_path)
+    assert isinstance(rewrite, Decline)
+    assert reason in rewrite.reason
+
+
+def test_a_dictionary_of_options_is_changed_and_options_that_are_off_are_none(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    text = llama(",\n    **{'attn_implementation': 'eager'}", wanted=", output_attentions=False")
+    _, rewrite, after = result("library-attention", text, tmp_path)
+    assert isinstance(rewrite, Rewrite)
+    assert after == text.replace("'eager'", "'sdpa'")
+
+
+ATTENTION = """\
+import torch
+from x_transformers.x_transformers import Attention
+
+
+class Mine(Attention):
+    def __init__(self, dim, heads, talk):
+        super().__init__(dim, heads=heads, pre_talking_heads=talk)
+
+
+model = {made}
+
+
+def step():
+    return model(torch.ones(2, 8, 32)).mean()
+"""
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        "Mine(32, heads=4, talk=True)",
+        "Attention(32, heads=4, sparse_topk=4)",
+        "Attention(32, heads=4, qk_norm=True, softclamp_logits=True)",
+    ],
+)
+def test_attention_that_x_transformers_refuses_to_fuse_is_no_finding(made: str, tmp_path: Path) -> None:
+    pytest.importorskip("x_transformers")
+    source, graphs = captured(ATTENTION.replace("{made}", made), tmp_path)
+    found = list(RULES["library-attention"].match(context(source, graphs)))
+    assert found
+    assert all(isinstance(f, Decline) for f in found), found
+
+
+def test_attention_of_x_transformers_alone_gets_its_own_flag(tmp_path: Path) -> None:
+    pytest.importorskip("x_transformers")
+    text = ATTENTION.replace("{made}", "Attention(32, heads=4)").replace("pre_talking_heads=talk", "")
+    _, rewrite, after = result(
+        "library-attention", text.split("class Mine")[0] + text[text.index("model =") :], tmp_path
+    )
+    assert isinstance(rewrite, Rewrite)
+    assert "model = Attention(32, heads=4, flash=True)\n" in after
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("for block in model.blocks:\n    block.attn.fused_attn = False\n", "sets fused_attn of the modules itself"),
+        ("model.blocks[0].attn.attn_drop.register_forward_hook(lambda m, i, o: None)\n", "may read the weights"),
+    ],
+)
+def test_timm_stays_where_the_script_wants_the_weights(line: str, reason: str, tmp_path: Path) -> None:
+    pytest.importorskip("timm")
+    text = TIMM.replace("{name}", "vit_tiny_patch16_224").replace("{size}", "32").replace("{more}", "depth=1")
+    _, rewrite, _ = result("library-attention", f"{text.replace('{choice}', 'False')}\n{line}", tmp_path)
+    assert isinstance(rewrite, Decline)
+    assert reason in rewrite.reason
+
+
+def test_the_fused_loss_is_not_suggested_where_training_reads_the_logits(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    train = "\n\ndef train(ids):\n    out = model(ids, labels=ids)\n    out.loss.backward()\n"
+    (found,) = fused(f"{llama()}{train}    return out.logits.argmax(-1)\n", tmp_path)
+    assert isinstance(found, Finding)
+    assert "fused_linear_cross_entropy=False" in found.values["options"]
+    (found,) = fused(f"{llama()}{train}\n\ndef evaluate(ids):\n    return model(ids).logits\n", tmp_path)
+    assert isinstance(found, Finding)
+    assert "fused_linear_cross_entropy=True" in found.values["options"]

@@ -10,15 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from advisor import match, registry
+from advisor import codemod, match, registry, testing
 from advisor import patch as patching
 from advisor.capture.launch import Child
 from advisor.correlate import correlate
 from advisor.ingest.graph import read_graphs
 from advisor.ingest.kineto import read_trace
 from advisor.ingest.probe import read_probe
-from advisor.model import Decline, Environment, Finding, Hardware, Profile, Rewrite
-from advisor.rule import Context
+from advisor.model import Decline, Environment, Finding, Hardware, Profile, Rewrite, Span
+from advisor.patterns.clipping import ClipPlace
+from advisor.rule import Context, step
 from advisor.session import Spec
 from advisor.source import Source
 
@@ -475,3 +476,358 @@ def test_experts_of_a_library_are_shown_at_the_users_call(tmp_path: Path) -> Non
     by = {evidence.what: evidence.value for evidence in finding.evidence}
     assert (by["experts"], by["layers with this code"]) == (4, 2)
     assert "experts_implementation" in RULES["expert-loop"].in_library
+
+
+# ------------------------------------------------------------------------------------------- what another form would do
+
+CLIPPED = """\
+import math
+import torch
+from math import sqrt
+from torch import nn
+
+
+def clip(model, limit):
+    total = 0.0
+    for p in model.parameters():
+        total += p.grad.norm(2) ** 2
+    total = total ** 0.5
+    coef = limit / (total + 1e-6)
+    # scale
+    coef = torch.clamp(coef, max=1.0)
+    for p in model.parameters():
+        p.grad.mul_(coef)
+"""
+SQUARE, ROOT = "total += p.grad.norm(2) ** 2", "total = total ** 0.5"
+
+
+def clipped(text: str) -> str:
+    """What becomes of the text, or why it is left as it is."""
+    source = Source("train.py", text)
+    mark = "+= " if "+= " in text else "clip_grad_norm_"
+    line = next(n for n, line in enumerate(source.lines, start=1) if mark in line)
+    read = ClipPlace.read(source, Span(path="train.py", line=line, column=0))
+    assert isinstance(read, ClipPlace)
+    return read.inexact or codemod.apply(source, read.edits(source))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("p.grad.norm(2)", "torch.linalg.norm(p.grad, 2)", "is not the square of a gradient's 2-norm"),
+        ("p.grad.norm(2)", "torch.linalg.norm(p.grad)", "    nn.utils.clip_grad_norm_(model.parameters(), limit)\n"),
+        (SQUARE, f"_ = seen.append(p.grad)\n        {SQUARE}", "does more than add them up"),
+        (SQUARE, f"g = p.grad.mul_(0.5)\n        {SQUARE}", "does more than add them up"),
+        (SQUARE, "g = p.grad.norm(2)\n        total += g ** 2", "clip_grad_norm_(model.parameters(), limit)\n"),
+        ("model.parameters()", "model.w, model.b", "clip_grad_norm_((model.w, model.b), limit)"),
+        ("model.parameters()", "*model.a, *model.b", "clip_grad_norm_((*model.a, *model.b), limit)"),
+        ("mul_(coef)\n", "mul_(coef)\n    del coef, p\n", "`coef` is read elsewhere"),
+        ("mul_(coef)\n", "mul_(coef)\n    coef *= 2\n", "`coef` is read elsewhere"),
+        ("    total = 0.0", "    a = 1; total = 0.0", "shares its line"),
+        ("    ", "\t", "\n\t# scale\n\tnn.utils.clip_grad_norm_(model.parameters(), limit)\n"),
+    ],
+)
+def test_clipping_in_other_words(old: str, new: str, told: str) -> None:
+    assert told in clipped(CLIPPED.replace(old, new))
+
+
+@pytest.mark.parametrize("root", ["math.sqrt(total)", "sqrt(total)"])
+def test_a_norm_that_was_a_number_stays_one(root: str) -> None:
+    text = CLIPPED.replace(ROOT, f"total = {root}").replace("torch.clamp(coef, max=1.0)", "min(coef, 1.0)")
+    assert "total = nn.utils.clip_grad_norm_(model.parameters(), limit).item()" in clipped(f"{text}    return total\n")
+    tensor = CLIPPED.replace(ROOT, "total = torch.sqrt(total)")
+    assert "total = nn.utils.clip_grad_norm_(model.parameters(), limit)\n" in clipped(f"{tensor}    return total\n")
+
+
+@pytest.mark.parametrize(
+    ("given", "once"),
+    [
+        ("model.parameters()", True),
+        ("filter(None, model.parameters())", True),
+        ("(p for p in model.parameters())", True),
+        ("list(model.parameters())", False),
+        ("model.trained", False),
+    ],
+)
+def test_parameters_that_only_the_first_loop_sees(given: str, once: bool) -> None:
+    """A generator given to a function, assigned in it or in the module: the second loop scales nothing."""
+    inside = CLIPPED.replace("model.parameters()", "params")
+    for text in (
+        inside.replace("model, limit", "params, limit") + f"\n\nclip({given}, 1.0)\n",
+        inside.replace("    total = 0.0", f"    params = {given}\n    total = 0.0"),
+        inside.replace("def clip", f"params = {given}\n\n\ndef clip"),
+    ):
+        assert ("can be run over only once" in clipped(text)) == once, text
+    kept = inside.replace("    total = 0.0", "    params = list(params)\n    total = 0.0")
+    assert "run over" not in clipped(kept.replace("model, limit", "params, limit") + f"\n\nclip({given}, 1.0)\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "after"),
+    [
+        ("foreach=False, parameters=p, max_norm=1.0", "parameters=p, max_norm=1.0"),
+        ("p, (1.0), foreach=False", "p, (1.0)"),
+        ("p, max_norm=(a + b), foreach=False, norm_type=2.0", "p, max_norm=(a + b), norm_type=2.0"),
+        ("p, *rest, foreach=False, **more", "p, *rest, **more"),
+        ("\n    p,\n    (a\n     + b),  # bound\n    foreach=False,\n", "\n    p,\n    (a\n     + b),  # bound\n"),
+    ],
+)
+def test_only_the_option_is_cut_out_of_the_call(arguments: str, after: str) -> None:
+    assert clipped(f"torch.nn.utils.clip_grad_norm_({arguments})\n") == f"torch.nn.utils.clip_grad_norm_({after})\n"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "reason"),
+    [
+        ("stride", None, "a gradient is sparse"),
+        ("requires_grad", True, "the gradients are differentiated again"),
+    ],
+)
+def test_gradients_that_torch_clips_in_another_way(updates: Seen, field: str, value: object, reason: str) -> None:
+    graphs = [
+        replace(g, nodes=tuple(replace(n, **{field: value}) for n in g.nodes))  # type: ignore[arg-type]
+        for g in updates.ctx.profile.graphs
+    ]
+    ctx = replace(updates.ctx, profile=replace(updates.ctx.profile, graphs=tuple(graphs)))
+    (finding,) = RULES["clip-grad-slow"].match(ctx)
+    assert isinstance(finding, Finding)
+    assert reason in finding.values["not applied"]
+
+
+TIED = """\
+import torch
+from torch import nn
+
+
+class Once:
+    def __init__(self, model):
+        self.model, self.turn = model, 0
+
+    def __iter__(self):
+        self.turn += 1
+        return iter(list(self.model.parameters()) if self.turn % 2 else [])
+
+
+model = nn.Sequential(*[nn.Linear(8, 8) for _ in range(4)])
+optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+trained = GIVEN
+for step in range(5):
+    model(torch.randn(4, 8)).square().mean().backward()
+    for p in model.parameters():
+        p.grad.div_(2)
+    total = 0.0
+    for p in trained:
+        total += p.grad.norm(2) ** 2
+    total = total**0.5
+    coef = 1e-3 / (total + 1e-6)
+    coef = torch.clamp(coef, max=1.0)
+    for p in trained:
+        p.grad.mul_(coef)
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("list(model.parameters()) + [model[0].weight]", "a gradient is clipped more than once"),
+        ("Once(model)", "no gradient was scaled"),
+    ],
+)
+def test_gradients_that_a_loop_scales_twice_or_never(name: str, reason: str, tmp_path: Path) -> None:
+    seen = record(TIED.replace("GIVEN", name), tmp_path)
+    (found,) = RULES["clip-grad-slow"].match(seen.ctx)
+    assert isinstance(found, Finding)
+    assert reason in found.values["not applied"]
+
+
+AVERAGE = "for e, p in zip(ema.parameters(), model.parameters()):\n            e.mul_(0.9).add_(p.data, alpha=0.1)"
+SWAPPED = "for p, e in zip(model.parameters(), ema.parameters()):\n            "
+
+
+@pytest.mark.parametrize(
+    ("loop", "after"),
+    [
+        (SWAPPED + "e.mul_(0.9).add_(p.data, alpha=1 - 0.9)", "(0.9)(list(ema.parameters()), list(model.parameters())"),
+        (SWAPPED + "e.mul_(1 - mix).add_(p, alpha=mix)", "(1 - mix)(list(ema.parameters()), list(model.parameters())"),
+        (SWAPPED + "e.lerp_(p, mix)", "(1 - mix)(list(ema.parameters())"),
+        (SWAPPED + "e.mul_(decay).add_(p, alpha=mix)", None),
+        (SWAPPED + "e.mul_(rate(p)).add_(p, alpha=1 - rate(p))", None),
+        (SWAPPED + "e.lerp_(p, rate(e))", None),
+        (SWAPPED.replace("model.parameters(), ema", "trained, ema") + "e.lerp_(p, mix)", "list(trained)"),
+    ],
+)
+def test_only_one_decay_for_all_tensors_is_read_off(updates: Seen, loop: str, after: str | None) -> None:
+    """The recording stays, the source is another."""
+    findings, _ = updates.ask("ema-loop")
+    finding = findings[updates.line("# average")]
+    assert AVERAGE in updates.source().text
+    text = updates.source().text.replace(AVERAGE, loop)
+    rewrite = RULES["ema-loop"].rewrite(finding, Source("train.py", text))
+    assert isinstance(rewrite, Rewrite) == (after is not None)
+    assert after is None or after in rewrite.edits[-1][1]  # type: ignore[union-attr]
+    behind = text.replace("    print(repr(loss", "    print(e)\n    print(repr(loss")
+    assert isinstance(RULES["ema-loop"].rewrite(finding, Source("train.py", behind)), Decline), "`e` is read after it"
+
+
+def test_an_average_in_another_dtype_or_of_arguments_is_only_shown(updates: Seen) -> None:
+    findings, _ = updates.ask("ema-loop")
+    finding = findings[updates.line("# average")]
+    loop = AVERAGE.replace("ema.parameters(), model.parameters()", "old, new").replace("        ", "    ")
+    function = f"def update(old, new):\n    {loop}\n"
+    shown = replace(finding, span=replace(finding.span, line=3))
+    assert isinstance(RULES["ema-loop"].rewrite(shown, Source("train.py", function)), Decline)
+    half = [
+        replace(
+            g, nodes=tuple(replace(n, dtype="bfloat16") if n.facts.get("kind") == "parameter" else n for n in g.nodes)
+        )
+        for g in updates.ctx.profile.graphs
+    ]
+    ctx = replace(updates.ctx, profile=replace(updates.ctx.profile, graphs=tuple(half)))
+    told = [f.values.get("not applied") for f in RULES["ema-loop"].match(ctx) if isinstance(f, Finding)]
+    assert any(t is not None and "another dtype" in t for t in told)
+
+
+# ------------------------------------------------------------------------------------------------------- small modules
+
+SMALL = """\
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Parameter(torch.rand(5, 8, 8) / 8)
+        self.list = nn.ParameterList(torch.rand(8, 8) for _ in range(4))
+        self.heads = nn.ModuleList(nn.Linear(8, 8) for _ in range(12))
+        self.mix = nn.Parameter(torch.rand(12))
+
+    def forward(self, x):
+        gate = x.flatten(1)[:, :4].softmax(0)
+        out = torch.zeros_like(x)
+{body}
+
+
+def get_init_inputs():
+    return []
+
+
+def get_inputs():
+    return [torch.rand({shape}, requires_grad=True)]
+"""
+
+
+def small(rule: str, body: str, folder: Path, shape: str = "12, 8") -> tuple[Finding | Decline, Rewrite | Decline, str]:
+    text = SMALL.replace("{body}", "".join(f"        {line}\n" for line in body.split("\n"))).replace("{shape}", shape)
+    ctx, source = testing.context_of(RULES[rule], text, step(10_000, nodes=0.9), folder)
+    (found,) = RULES[rule].match(ctx)
+    if isinstance(found, Decline):
+        return found, found, text
+    rewrite = RULES[rule].rewrite(found, source)
+    if isinstance(rewrite, Rewrite):
+        after = patching.build([rewrite], lambda _: source).sources["example.py"]
+        testing.check_same_function(text, after, 64.0, body)
+        return found, rewrite, after
+    return found, rewrite, text
+
+
+TURN = "for e in range(4):\n    rows = gate[:, e].topk(3).indices\n    "
+PUT = "out = out.index_add(0, rows, x[rows] @ self.up[e])"
+EXPERT_LOOPS = {
+    "plain": (f"{TURN}{PUT}\nreturn out", "12, 8", True),
+    "inside a loop": (
+        f"for _ in range(2):\n    {TURN}{PUT}\nreturn out".replace("\n    r", "\n        r").replace(
+            "\n    out", "\n        out"
+        ),
+        "12, 8",
+        True,
+    ),
+    "weights in a list": (f"{TURN}{PUT}\nreturn out".replace("self.up", "self.list"), "12, 8", False),
+    "weights in a dictionary": (
+        f"up = {{i: self.up[i] for i in range(4)}}\n{TURN}{PUT}\nreturn out".replace("self.up[e]", "up[e]"),
+        "12, 8",
+        False,
+    ),
+    "three axes": (f"{TURN}{PUT}\nreturn out", "12, 4, 8", False),
+    "rows read after it": (f"{TURN}{PUT}\nreturn out + out[rows].sum()", "12, 8", False),
+    "the number read after it": (f"{TURN}{PUT}\nreturn out * e", "12, 8", False),
+    "a second name": (f"{TURN}{PUT}\nreturn out + idx.sum()".replace("rows = ", "rows = idx = "), "12, 8", False),
+    "rows of the turn before": (
+        f"rows = torch.arange(3)\nfor e in range(4):\n    rows = (rows + e) % 12\n    {PUT}\nreturn out",
+        "12, 8",
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EXPERT_LOOPS)
+def test_experts_are_batched_only_where_no_turn_needs_another(name: str, tmp_path: Path) -> None:
+    body, shape, fits = EXPERT_LOOPS[name]
+    found, rewrite, _ = small("expert-loop", body, tmp_path, shape)
+    assert isinstance(found, Finding)
+    assert isinstance(rewrite, Rewrite) == fits, rewrite
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("Expert(width) for", "Expert(width, number) for"),
+        ("Expert(width) for", "Expert(width, act=F.silu if number % 2 else torch.tanh) for"),
+    ],
+)
+def test_experts_that_differ_are_no_finding(old: str, new: str, tmp_path: Path) -> None:
+    text = EXPERTS.replace("self, width):", "self, width, number=1, act=F.silu):").replace(
+        "2 * width", "(1 + number) * width"
+    )
+    text = text.replace(
+        "super().__init__()\n        self.up", "super().__init__()\n        self.act = act\n        self.up"
+    )
+    text = text.replace("F.silu(self.up(x))", "self.act(self.up(x))").replace(
+        "for _ in range(experts)", "for number in range(experts)"
+    )
+    seen = record(text.replace(old, new), tmp_path)
+    findings, declines = seen.ask("expert-loop")
+    assert not findings
+    assert [reason.split(" in the")[0] for reason in declines.values()] == ["its experts differ"]
+
+
+SUM = "y = 0.0\nfor i in range(12):\n    y = y + x[i]\nreturn y"
+INDEX_LOOPS = {
+    "plain": (SUM, True),
+    "a size": (SUM.replace("12", "x.size(0)"), True),
+    "a difference": (SUM.replace("range(12)", "range(len(x) - 0)"), None),
+    "integers": (SUM.replace("y = 0.0", "x = (x * 9).to(torch.uint8)\ny = 0"), None),
+    "made for it": ("y = torch.zeros(8)\nfor i in range(12):\n    y += x[i]\nreturn y", True),
+    "a view of the rows": ("z = x * 1\ny = z[0]\nfor i in range(12):\n    y += z[i]\nreturn y + z[0]", None),
+    "partial sums": (f"c = []\n{SUM}".replace("x[i]\nreturn y", "x[i]\n    c.append(y)\nreturn torch.stack(c)"), None),
+    "heads": ("return torch.stack([h(x[i]) for i, h in enumerate(self.heads)])", False),
+    "weights of heads": (
+        "y, w = 0.0, self.mix.softmax(0)\nfor i, h in enumerate(self.heads):\n    y = y + w[i] * h(x)\nreturn y",
+        False,
+    ),
+    "one head": ("return torch.stack([self.heads[0](x[i]) for i in range(12)])", None),
+}
+
+
+@pytest.mark.parametrize("name", INDEX_LOOPS)
+def test_a_loop_over_rows_is_what_it_is(name: str, tmp_path: Path) -> None:
+    """True: rewritten; None: shown; False: no finding, because every turn has its own weights."""
+    body, fits = INDEX_LOOPS[name]
+    found, rewrite, _ = small("python-loop-index", body, tmp_path)
+    assert isinstance(found, Finding) == (fits is not False), found
+    assert isinstance(rewrite, Rewrite) == bool(fits), rewrite
+    assert fits is not False or (isinstance(found, Decline) and found.reason == "every turn has weights of its own")
+    assert name != "partial sums" or "`cumsum`" in getattr(found, "message", "")
+
+
+def test_rows_written_from_the_rows_before_are_a_recurrence(tmp_path: Path) -> None:
+    body = "z = x * 1\nfor i in range(1, 12):\n    z[i] = z[i - 1] + x[i]\nreturn z"
+    text = SMALL.replace("{body}", "".join(f"        {line}\n" for line in body.split("\n"))).replace(
+        "{shape}", "12, 8"
+    )
+    ctx, _ = testing.context_of(RULES["python-loop-index"], text, step(10_000, nodes=0.9), tmp_path)
+    found = list(RULES["python-loop-index"].match(ctx))
+    assert len(found) == 3
+    assert all(isinstance(f, Decline) and f.reason.startswith("every turn needs") for f in found), found

@@ -59,7 +59,7 @@ NORMS = {
     "v = torch.mean(torch.square(x - m), dim=-1, keepdim=True)\nreturn torch.div(x - m, torch.sqrt(v + 1e-5))",
     "centred once": "d = x - x.mean(-1, keepdim=True)\n"
     "d = d / torch.sqrt((d * d).mean(-1, keepdim=True) + 1e-5)\nreturn d * self.g",
-    "power one half": "m = x.mean(2, True)\n"
+    "power one half": "B, T, C = x.shape\nm = x.mean(2, True)\n"
     "return (x - m) / (((x - m) ** 2).mean(2, True) + 1e-5) ** 0.5 * self.g + self.b",
     "a weight that is an expression": "m = x.mean(-1, keepdim=True)\nv = x.var(-1, keepdim=True, unbiased=False)\n"
     "return (x - m) / torch.sqrt(v + 1e-5) * (1 + self.g) + self.b",
@@ -78,12 +78,27 @@ NORMS |= {
     "var_mean": "v, m = torch.var_mean(x, dim=-1, keepdim=True, correction=0)\nreturn (x - m) * torch.rsqrt(v + 1e-5)",
     "two axes": "m = x.mean((-2, -1), keepdim=True)\nv = x.var((-2, -1), keepdim=True, unbiased=False)\n"
     "return (x - m) / torch.sqrt(v + 1e-5)",
-    "positive axes": "m = x.mean(2, keepdim=True)\nv = x.var(2, keepdim=True, unbiased=False)\n"
+    "positive axes": "x = x.view(4, 6, 16)\nm = x.mean(2, keepdim=True)\nv = x.var(2, keepdim=True, unbiased=False)\n"
     "return self.b + self.g * ((x - m) / torch.sqrt(v + 1e-12))",
     "a bias of one element": "m = x.mean(-1, keepdim=True)\nv = x.var(-1, keepdim=True, unbiased=False)\n"
     "return ((x - m) / torch.sqrt(v + 1e-5)) + self.one",
 }
+SUMS = "m = x.sum(-1, keepdim=True) / {n}\nv = ((x - m) ** 2).sum(-1, keepdim=True) / {n}\n"
+NORMS |= {
+    "sums over a size": "n = x.shape[-1]\n" + SUMS.replace("{n}", "n") + "return (x - m) / torch.sqrt(v + 1e-5)",
+    "sums over an unpacked size": "*_, n = x.size()\n"
+    + SUMS.replace("{n}", "n")
+    + "return (x - m) / torch.sqrt(v + 1e-5)",
+    "sums over the size of the weight": SUMS.replace("{n}", "16") + "return (x - m) / torch.sqrt(v + 1e-5) * self.g",
+    "sample variance made that of the population": "n = x.size(-1)\nm = x.mean(-1, keepdim=True)\n"
+    "v = x.var(-1, keepdim=True) * (n - 1) / n\nreturn (x - m) / torch.sqrt(v + 1e-5) * self.g",
+    "an axis put back": "m = x.mean(-1)[..., None]\nv = x.var(-1, unbiased=False).unsqueeze(-1)\n"
+    "return (x - m) / torch.sqrt(v + 1e-5)",
+}
 RMS = {
+    "length and size": "n = x.size(-1)\nreturn x * torch.rsqrt((x.norm(2, -1, keepdim=True) * n**-0.5) ** 2 + 1e-6)",
+    "size of a cast": "h = x.float()\n"
+    "return (h * torch.rsqrt(h.pow(2).sum(-1, keepdim=True) / h.shape[-1] + 1e-6)).type_as(x)",
     "rsqrt": "return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps) * self.g",
     "root and quotient": "return self.g * (x / torch.sqrt((x * x).mean(dim=-1, keepdim=True) + 1e-6))",
     "square": "return x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt()",
@@ -99,7 +114,8 @@ RMS = {
     "two statements": "r = x.pow(2).mean(dim=-1, keepdim=True)\nx = x * torch.rsqrt(r + 1e-6)\n"
     "return x * self.g + self.b",
     "a weight that is an expression": "return (1 + self.g) * (x * torch.rsqrt(x.pow(2).mean(-1, True) + 1e-6))",
-    "three dimensions of two": "return x * torch.rsqrt(x.pow(2).mean((1, 2), keepdim=True) + 1e-6)",
+    "three dimensions of two": "assert x.dim() == 3\n"
+    "return x * torch.rsqrt(x.pow(2).mean((1, 2), keepdim=True) + 1e-6)",
 }
 NOT_RMS = {
     "eps outside": ("return x / (x.pow(2).mean(-1, keepdim=True).sqrt() + 1e-6) * self.g", "adds eps to the root mean"),
@@ -126,6 +142,21 @@ NOT_RMS = {
         "h = x.bfloat16().float()\nreturn h * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)",
         "rounds to bfloat16",
     ),
+}
+OF_THIS_RUN = "which may be the size of the last axis in this run only"
+UNSHOWN = "axis 2 is the last axis only for tensors of rank 3, and the source does not show the rank"
+NOT_RMS |= {
+    "a literal size": ("return x * torch.rsqrt(x.pow(2).sum(-1, keepdim=True) / 16 + 1e-6)", f"`16`, {OF_THIS_RUN}"),
+    "a length and a literal size": (
+        "return x * torch.rsqrt((x.norm(2, -1, keepdim=True) * 16**-0.5) ** 2 + 1e-6)",
+        OF_THIS_RUN,
+    ),
+    "the size of another axis": (
+        "x = x[:, :4, :4]\ny = x.contiguous()\n"
+        "return y * torch.rsqrt(y.pow(2).sum(-1, keepdim=True) / y.shape[-2] + 1e-6)",
+        OF_THIS_RUN,
+    ),
+    "an axis from the front": ("return x * torch.rsqrt(x.pow(2).mean(2, keepdim=True) + 1e-6)", UNSHOWN),
 }
 QUIET_RMS = {
     "layer norm": NORMS["population var"],
@@ -166,6 +197,35 @@ NOT_NORMS = {
         "dtypes differ",
     ),
     "in a helper": ("return helper(x, 1e-5) * 2 + helper(x * 2, 1e-3)", "differ in eps"),
+}
+AXIS = "m = x.mean(2, keepdim=True)\nv = x.var(dim=2, keepdim=True, unbiased=False)\n"
+NOT_NORMS |= {
+    "a literal size": (SUMS.replace("{n}", "16") + "return (x - m) / torch.sqrt(v + 1e-5)", f"`16`, {OF_THIS_RUN}"),
+    "literal sizes of the sample variance": (
+        "m = x.mean(-1, keepdim=True)\nv = x.var(-1, keepdim=True) * 15 / 16\nreturn (x - m) / torch.sqrt(v + 1e-5)",
+        OF_THIS_RUN,
+    ),
+    "a size read before the tensor changed": (
+        "n = x.shape[-1]\nx = torch.tensordot(x, self.g.diag(), 1)\n"
+        + SUMS.replace("{n}", "n")
+        + "return (x - m) / torch.sqrt(v + 1e-5)",
+        OF_THIS_RUN,
+    ),
+    "an axis from the front": (AXIS + "return (x - m) / torch.sqrt(v + 1e-5) * self.g", UNSHOWN),
+    "a rank that another value had": (
+        "B, T, C = x.shape\nx = torch.tensordot(x, self.g.diag(), 1)\n"
+        + AXIS
+        + "return (x - m) / torch.sqrt(v + 1e-5)",
+        UNSHOWN,
+    ),
+    "a rank that some runs show": (
+        "if self.training:\n    B, T, C = x.shape\n" + AXIS + "return (x - m) / torch.sqrt(v + 1e-5)",
+        UNSHOWN,
+    ),
+    "an axis put back from the front": (
+        "m = x.mean(-1).unsqueeze(2)\nv = x.var(-1, unbiased=False)[:, :, None]\nreturn (x - m) / torch.sqrt(v + 1e-5)",
+        UNSHOWN,
+    ),
 }
 QUIET = {
     "rms norm": "return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5) * self.g",
@@ -272,6 +332,32 @@ def test_one_line_in_two_graphs_is_one_finding(rule: str, body: str, tmp_path: P
     assert next(e.value for e in found.evidence if e.what.startswith("calls")) == 2
 
 
+AFFINE = (
+    "if self.affine:\n    x = self.g * x + self.b\nreturn x",
+    "if self.g is not None:\n    x = x * self.g\nif self.b is not None:\n    x = x + self.b\nreturn x",
+)
+
+
+@pytest.mark.parametrize("affine", AFFINE)
+def test_a_weight_under_a_condition_stays(affine: str, tmp_path: Path) -> None:
+    """The norm before weight and bias is replaced, so that both outcomes of the condition keep their meaning."""
+    body = NORMS["population var"].replace("return", "x =").replace(" * self.g + self.b", "") + "\n" + affine
+    text = HEAD.replace("self.eps = 1e-5", "self.eps, self.affine = 1e-5, True")
+    text = text.replace("{body}", textwrap.indent(body, " " * 8))
+    rule = RULES["unfused-layernorm"]
+    ctx, source = testing.context_of(rule, text, step(10_000, nodes=0.5), tmp_path)
+    (found,) = rule.match(ctx)
+    assert isinstance(found, Finding), found
+    rewrite = rule.rewrite(found, source)
+    assert isinstance(rewrite, Rewrite)
+    after = build([rewrite], lambda _: source).sources["example.py"]
+    assert "x = F.layer_norm(x, x.shape[-1:], None, None, 1e-6)\n" in after
+    assert affine.splitlines()[1] in after
+    for setting in ("self.affine = 1e-5, True", "self.affine = 1e-5, False"):
+        pair = (code.replace("self.affine = 1e-5, True", setting) for code in (text, after))
+        testing.check_same_function(*pair, rule.tolerance, setting)
+
+
 HALF = {
     "llama": "h = x.float()\nh = h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + self.eps)\n"
     "return self.g * h.to(x.dtype)",
@@ -308,3 +394,42 @@ def test_in_half_precision_the_result_keeps_its_dtype(name: str, weights: bool, 
     assert results[0].dtype == results[1].dtype
     assert results[0].dtype is (torch.float32 if name == "llama" and not weights else torch.bfloat16)
     torch.testing.assert_close(results[0], results[1])
+
+
+GELU_CASTS = {
+    "none back": "y = x.float()\nreturn 0.5 * y * (1.0 + torch.erf(y / math.sqrt(2.0)))",
+    "to a setting": "y = x.to(self.g.dtype)\nreturn 0.5 * y * (1.0 + torch.erf(y / math.sqrt(2.0)))",
+    "back": "y = x.float()\ny = 0.5 * y * (1.0 + torch.erf(y / math.sqrt(2.0)))\nreturn y.to(x.dtype)",
+    "back by a name": "kind = x.dtype\ny = x.float()\nreturn (0.5 * y * (1.0 + torch.erf(y / 2**0.5))).to(kind)",
+}
+
+
+@pytest.mark.parametrize("name", GELU_CASTS)
+def test_gelu_in_float32_keeps_the_dtype_of_other_inputs(name: str, tmp_path: Path) -> None:
+    """Every cast gives its input in the recorded run; an input in half precision shows which of them count."""
+    import torch
+
+    found, before, after = results("unfused-gelu", GELU_CASTS[name], tmp_path)
+    assert [type(f) for f in found] == [Finding], found
+    kinds = []
+    for number, code in enumerate((before, after)):
+        (tmp_path / f"module{number}.py").write_text(code, encoding="utf-8")
+        module = testing.load_module(tmp_path / f"module{number}.py")
+        kinds.append([module.Model()(torch.ones(2, 16, dtype=kind)).dtype for kind in (torch.bfloat16, torch.float64)])
+    assert kinds[0] == kinds[1]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "return 0.5 * x * (1 + self.call(x / math.sqrt(2.0)))",
+        "return self.mul(0.5 * x, 1 + torch.erf(x / math.sqrt(2.0)))",
+    ],
+)
+def test_gelu_of_a_function_that_is_given_stays(body: str, tmp_path: Path) -> None:
+    text = HEAD.replace("{body}", textwrap.indent(body, " " * 8))
+    text = text.replace("self.eps = 1e-5", "self.eps, self.call, self.mul = 1e-5, torch.erf, torch.mul")
+    ctx, _ = testing.context_of(RULES["unfused-gelu"], text, step(10_000, nodes=0.5), tmp_path)
+    (found,) = RULES["unfused-gelu"].match(ctx)
+    assert isinstance(found, Decline), found
+    assert "a call whose body is elsewhere" in found.reason

@@ -64,8 +64,9 @@ COMPOSERS = {
     "advisor.testing",
     "advisor.why",
 }
-# `advisor.source` holds the type that a rule's `rewrite` is handed.
-_NOUNS = "model rule patterns codemod source glance attending libraries"
+# `advisor.source` and `advisor.align` hold types that a rule is handed, the others what several rules share.
+_NOUNS = "model rule patterns codemod source align semantics glance attending libraries handed made swallowed triangles"
+_NOUNS += " kernels"
 RULES_MAY_IMPORT = tuple(f"advisor.{name}" for name in _NOUNS.split())
 REPORTS_MAY_IMPORT = ("advisor.model", "advisor.measured", "advisor.reports")
 

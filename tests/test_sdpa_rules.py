@@ -121,7 +121,10 @@ NOT_MHA = {
     ),
     "by position": ("return self.attn(x, x, x, None, True)[0]", "given by position"),
     "computed": ("want = x.ndim == 3\nreturn self.attn(x, x, x, need_weights=want)[0]", "is computed"),
-    "a hook": ("# register_forward_hook elsewhere\nreturn self.attn(x, x, x)[0]", "forward hook"),
+    "a hook": (
+        "if x.ndim == 9:\n    self.attn.register_forward_hook(print)\nreturn self.attn(x, x, x)[0]",
+        "forward hook registered in example.py:\\d+ may read the weights",
+    ),
 }
 
 CAUSAL = {
@@ -429,3 +432,178 @@ def test_grouped_heads_on_cuda(body: str, dtype: str, reason: str | None, tmp_pa
     (found,) = RULES["gqa-repeat"].match(replace(ctx, profile=replace(ctx.profile, graphs=graphs)))
     assert isinstance(found, Finding) == (reason is None)
     assert reason is None or (isinstance(found, Decline) and reason in found.reason)
+
+
+# --------------------------------------------------------------------------------------------- masks of other instances
+
+OTHER = """\
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+def banded(T, window=None):
+    mask = torch.ones(T, T, dtype=torch.bool).tril()
+    if window is not None:
+        mask = mask.triu(-window)
+    return mask
+
+
+def plain(T):
+    return torch.ones(T, T, dtype=torch.bool).tril()
+
+
+class Model(nn.Module):
+    def __init__(self, {argument}):
+        super().__init__()
+{made}
+
+    def forward(self, q, k, v):
+        T = q.size(2)
+{body}
+
+
+{more}
+
+
+def get_init_inputs():
+    return []
+
+
+def get_inputs():
+    torch.manual_seed(1)
+    return [torch.randn(2, 4, 8, 16, requires_grad=True) for _ in range(3)]
+"""
+TRIANGLE = "torch.ones(8, 8, dtype=torch.bool).tril()"
+BUFFER = f"self.register_buffer('mask', {TRIANGLE}, persistent=False)"
+CALL = "return F.scaled_dot_product_attention(q, k, v, attn_mask=self.mask[:T, :T])"
+LOCAL = "return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)"
+OTHER_INSTANCES = {
+    "given to the constructor": (f"self.mask = {TRIANGLE} if mask is None else mask", CALL, "mask=None", ""),
+    "made under a condition": (f"m = {TRIANGLE}\nif wide:\n    m = m.triu(-2)\nself.mask = m", CALL, "wide=0", ""),
+    "a diagonal of the constructor": ("self.mask = torch.ones(8, 8).tril(past) > 0", CALL, "past=0", ""),
+    "written in the constructor": (f"m = {TRIANGLE}\nif sink:\n    m[:, 0] = False\nself.mask = m", CALL, "sink=0", ""),
+    "a subclass": (
+        BUFFER,
+        CALL,
+        "_=0",
+        "class Wide(Model):\n    def __init__(self):\n        super().__init__()\n        self.mask = self.mask.triu()",
+    ),
+    "registered again": (BUFFER, CALL, "_=0", "def widen(m):\n    m.register_buffer('mask', m.mask.triu(-2))"),
+    "set by its name": (BUFFER, CALL, "_=0", "def widen(m, mask):\n    setattr(m, 'mask', mask)"),
+    "pruned later": (BUFFER, CALL, "_=0", "def prune(model):\n    model.mask[:, 3] = False"),
+    "a parameter": (
+        "self.mask = nn.Parameter(torch.full((8, 8), float('-inf')).triu(1), requires_grad=False)",
+        CALL,
+        "_=0",
+        "",
+    ),
+    "a helper that chooses": ("self.window = window", f"mask = banded(T, self.window)\n{LOCAL}", "window=None", ""),
+    "a helper of the same name": (
+        "self.plain = make",
+        f"mask = self.plain(T)\n{LOCAL}",
+        f"make=lambda T: {TRIANGLE}",
+        "",
+    ),
+    "written where not trained": (
+        "self.x = 1",
+        f"mask = {TRIANGLE}\nif not self.training:\n    mask[:, 0] = False\n{LOCAL}",
+        "_=0",
+        "",
+    ),
+    "another fill": ("self.fill = fill", f"mask = torch.full((T, T), self.fill).triu(1)\n{LOCAL}", "fill=-1e9", ""),
+}
+EVERY_INSTANCE = {
+    "a helper": ("self.x = 1", f"mask = plain(T)\n{LOCAL}"),
+    "of numpy": (
+        "import numpy as np\n"
+        "self.register_buffer('mask', torch.from_numpy(np.tril(np.ones((8, 8)))) > 0, persistent=False)",
+        CALL,
+    ),
+    "of torch": (
+        "self.register_buffer('mask', nn.Transformer.generate_square_subsequent_mask(8), persistent=False)",
+        CALL,
+    ),
+    "cut at a size": (f"self.n = 8\n{BUFFER}", CALL.replace(":T, :T", ": self.n, : self.n")),
+    "the least number": ("self.x = 1", f"mask = torch.full((T, T), torch.finfo(torch.float32).min).triu(1)\n{LOCAL}"),
+}
+
+
+def other_text(made: str, body: str, argument: str = "_=0", more: str = "") -> str:
+    text = OTHER.replace("{argument}", argument).replace("{more}", more)
+    text = text.replace("{made}", textwrap.indent(made, " " * 8))
+    return text.replace("{body}", textwrap.indent(body, " " * 8))
+
+
+@pytest.mark.parametrize("name", OTHER_INSTANCES)
+def test_a_mask_that_may_be_another_in_another_instance_stays(name: str, tmp_path: Path) -> None:
+    found, _, _ = results("materialised-causal-mask", other_text(*OTHER_INSTANCES[name]), tmp_path)
+    check_declined(found, "does not show that the mask is this triangle|another caller|depends on the batch")
+
+
+@pytest.mark.parametrize("name", EVERY_INSTANCE)
+def test_a_mask_that_every_instance_makes_alike_becomes_a_flag(name: str, tmp_path: Path) -> None:
+    text = other_text(*EVERY_INSTANCE[name])
+    found, after, _ = results("materialised-causal-mask", text, tmp_path)
+    assert [type(f) for f in found] == [Finding], found
+    assert "k, v, is_causal=True)" in after
+    testing.check_same_function(text, after, 64.0, name)
+
+
+# ------------------------------------------------------------------------------------------ other callers of three axes
+
+ATTEND = """\
+def attend(q, k, v, mask=None):
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
+class Model(nn.Module):"""
+
+
+def three_axes(body: str, folder: Path, head: str = "") -> tuple[Finding | Decline, Rewrite | Decline | None, str]:
+    text = text_of(body, FLAT).replace("class Model(nn.Module):", f"{head}class Model(nn.Module):" if head else ATTEND)
+    ctx, source = testing.context_of(RULES["sdpa-math-fallback"], text, step(10_000, nodes=0.5, device="cpu"), folder)
+    (found,) = RULES["sdpa-math-fallback"].match(ctx)
+    if isinstance(found, Decline):
+        return found, None, text
+    rewrite = RULES["sdpa-math-fallback"].rewrite(found, source)
+    after = build([rewrite], lambda _: source).sources["example.py"] if isinstance(rewrite, Rewrite) else text
+    testing.check_same_function(text, after, 64.0, "three axes")
+    return found, rewrite, after
+
+
+def test_a_mask_that_another_caller_leaves_out_is_asked_for(tmp_path: Path) -> None:
+    body = "return attend(q, k, v, self.add.expand(6, 8, 8))"
+    _, rewrite, after = three_axes(body, tmp_path)
+    assert isinstance(rewrite, Rewrite)
+    assert "attn_mask=None if mask is None else mask.unsqueeze(0)" in after
+    without = after.replace(body, "return attend(q, k, v)")
+    testing.check_same_function(text_of("return sdpa(q, k, v)", FLAT), without, 64.0, "no mask")
+
+
+def test_grouped_heads_stay_grouped(tmp_path: Path) -> None:
+    _, rewrite, after = three_axes("return sdpa(q, k[:2], v[:2], enable_gqa=True)", tmp_path)
+    assert isinstance(rewrite, Rewrite)
+    assert "enable_gqa=True" in after.split("def forward")[1]
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (
+            "return sdpa(q, k, v, attn_mask=self.add.expand(6, 8, 8) if self.p == 0.0 else None)",
+            "may be None in another",
+        ),
+        ("with sdpa_kernel(SDPBackend.MATH):\n    return sdpa(q, k, v)", "chooses the kernels of attention itself"),
+        ("torch.backends.cuda.enable_flash_sdp(True)\nreturn sdpa(q, k, v)", ""),
+        (
+            "o = sdpa(q, k, v)\n(g,) = torch.autograd.grad(o.sum(), q, create_graph=True)\nreturn o + g",
+            "differentiates gradients again",
+        ),
+    ],
+)
+def test_the_math_path_stays_where_it_is_wanted(body: str, reason: str, tmp_path: Path) -> None:
+    head = "from torch.nn.attention import SDPBackend, sdpa_kernel\n\n\n"
+    found, rewrite, _ = three_axes(body, tmp_path, head)
+    assert isinstance(rewrite, Rewrite) == (not reason)
+    assert not reason or (isinstance(found, Decline) and reason in found.reason), found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import shutil
 from typing import Any
@@ -15,6 +16,7 @@ from advisor.capture.eager import EagerRecorder
 from advisor.capture.hooks import outermost_tensors, portable
 from advisor.session import SessionPlan
 
+KERNEL_PACKAGES = ("flash_attn", "liger_kernel", "triton")  # distributions whose kernels rules can offer
 BRIEF_STEPS = 2  # under annotation: one that describes, one under the profiler
 
 
@@ -222,7 +224,15 @@ def _describe_software() -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "threads": torch.get_num_threads(),
         "collectors": ["kineto", "dynamo"],
+        "packages": {name: version for name in KERNEL_PACKAGES if (version := _version(name)) is not None},
     }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def _describe_device() -> dict[str, Any]:

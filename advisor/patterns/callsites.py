@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
-from advisor.model import Node
+from advisor.model import Node, Profile
 from advisor.source import Source
 
 INSTALLED = ("site-packages/", "dist-packages/")
@@ -22,6 +22,79 @@ def package_file(node: Node) -> str | None:
         return None
     path = node.frames[-1].path.replace("\\", "/")
     return next((path.rsplit(mark, 1)[1] for mark in INSTALLED if mark in path), None)
+
+
+NOT_OWN = (*INSTALLED, "lib/python3", "outside/", "<", "/")  # how paths of files begin that are not the user's
+
+
+def own_paths(profile: Profile) -> list[str]:
+    """The user's files that a run has shown: those with operations, calls of graphs, loaders and optimizers."""
+    spans = [g.span for g in profile.graphs]
+    spans += [use.span for use in profile.optimizers] + [loader.span for loader in profile.loaders]
+    for graph in profile.graphs:
+        for node in graph.nodes:
+            spans += [node.span, *node.frames]
+    return sorted({s.path for s in spans if s is not None and not s.path.startswith(NOT_OWN)})
+
+
+def differentiates_twice(source: Source) -> str | None:
+    """The call of a file that asks for gradients of gradients, as text: create_graph=True, torch.func.hessian."""
+    for node in ast.walk(source.tree):
+        if not isinstance(node, ast.Call):
+            continue
+        name = source.qualified(node.func) or ""
+        again = keyword(node, "create_graph")
+        asked = again is not None and not (isinstance(again, ast.Constant) and not again.value)
+        if asked or (name.startswith(("torch.func.", "torch.autograd.functional.")) and name.endswith(SECOND)):
+            return ast.unparse(node)
+    return None
+
+
+SECOND = ("hessian", "hvp", "vhp")
+
+
+def is_tensor(source: Source, expression: ast.expr, depth: int = 6) -> bool:
+    """Whether an expression is a tensor in every call, not perhaps None: arithmetic, a function of torch, a method of a
+    tensor, or a name or attribute of `self` that is given nothing else."""
+    if isinstance(expression, (ast.BinOp, ast.UnaryOp, ast.Compare)):
+        return True
+    if isinstance(expression, ast.Call):
+        known = (source.qualified(expression.func) or "").startswith("torch.")
+        method = isinstance(expression.func, ast.Attribute) and expression.func.attr in TENSOR_METHODS
+        return known or method
+    function = source.function_at(expression.lineno)
+    if depth == 0 or function is None:
+        return False
+    if isinstance(expression, ast.Name):
+        stores = [source.parents.get(n) for n in names(function, expression.id, ast.Store)]
+        given = [s.value for s in stores if isinstance(s, ast.Assign)]
+        argument = any(a.arg == expression.id for a in ast.walk(function.args) if isinstance(a, ast.arg))
+        return not argument and 0 < len(given) == len(stores) and all(is_tensor(source, v, depth - 1) for v in given)
+    owner = source.parents.get(function)
+    if not isinstance(expression, ast.Attribute) or not isinstance(owner, ast.ClassDef):
+        return False
+    values = _given_to(owner, expression.attr)
+    return bool(values) and all(is_tensor(source, value, depth - 1) for value in values)
+
+
+TENSOR_METHODS = frozenset(
+    "to float bool half double type unsqueeze squeeze view reshape expand repeat repeat_interleave masked_fill tril "
+    "triu contiguous transpose permute flatten unflatten logical_not clone detach".split()
+)
+
+
+def _given_to(owner: ast.ClassDef, name: str) -> list[ast.expr]:
+    """What a class gives an attribute of its instances: assignments, buffers, parameters."""
+    found = []
+    for node in ast.walk(owner):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("register_buffer", "register_parameter")):
+            if len(node.args) > 1 and isinstance(node.args[0], ast.Constant) and node.args[0].value == name:
+                found.append(node.args[1])
+        elif isinstance(node, ast.Assign) and any(
+            isinstance(t, ast.Attribute) and t.attr == name for t in node.targets
+        ):
+            found.append(node.value)
+    return found
 
 
 def call_at(source: Source, node: Node, wanted: Callable[[ast.Call], bool] = lambda _: True) -> ast.Call | None:
@@ -97,6 +170,36 @@ def read_after(source: Source, statement: ast.stmt, name: str) -> int | None:
             closures = [r for r in reads if enclosing(source, r, COMPREHENSIONS) or scope_of(source, r) is not scope]
             return closures[0].lineno if closures else None
     return reads[0].lineno
+
+
+def read_elsewhere(source: Source, statements: Sequence[ast.stmt], name: str) -> bool:
+    """Whether a name that statements bind is read, changed or deleted outside of them, other than under a loop or
+    comprehension that sets it."""
+    function = source.function_at(statements[0].lineno)
+    body: ast.AST = function if function is not None else source.tree
+    if shared(body, name):
+        return True
+    inside = {id(node) for statement in statements for node in ast.walk(statement)}
+    return any(
+        isinstance(node, ast.Name)
+        and node.id == name
+        and (not isinstance(node.ctx, ast.Store) or isinstance(source.parents.get(node), ast.AugAssign))
+        and id(node) not in inside
+        and not _set_around(source, node)
+        for node in ast.walk(body)
+    )
+
+
+def _set_around(source: Source, name: ast.Name) -> bool:
+    """Whether a loop or comprehension around a name gives it its value."""
+    node: ast.AST | None = source.parents.get(name)
+    while node is not None and not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Module)):
+        targets = [node.target] if isinstance(node, ast.For) else []
+        targets += [g.target for g in getattr(node, "generators", [])]
+        if any(isinstance(t, ast.Name) and t.id == name.id for target in targets for t in ast.walk(target)):
+            return True
+        node = source.parents.get(node)
+    return False
 
 
 def keyword(call: ast.Call, name: str) -> ast.expr | None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+import io
 import re
-from collections.abc import Sequence
+import tokenize
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from advisor import codemod
 from advisor.model import Span
+from advisor.patterns.callsites import read_elsewhere
 from advisor.source import Source
 
 
@@ -72,9 +75,9 @@ class ClipPlace:
         form = self.form
         name, imports = codemod.module_name(source, self.span.line, "torch.nn.utils")
         text = f"{name}.clip_grad_norm_({form.parameters}, {form.limit})"
-        if _reads_elsewhere(source, form.statements, form.total):
+        if read_elsewhere(source, form.statements, form.total):
             text = f"{form.total} = {text}{'.item()' if form.host else ''}"
-        indent = " " * self.span.column
+        indent = source.lines[self.span.line - 1][: self.span.column]
         comments = [
             source.lines[line - 1].strip() for line in self.lines if source.lines[line - 1].strip().startswith("#")
         ]
@@ -110,22 +113,37 @@ def _covers(node: ast.stmt, line: int) -> bool:
 
 
 def _without_foreach(source: Source, call: ast.Call) -> codemod.Edit:
-    """The call's argument foreach=False cut out, with the comma before it."""
+    """The call's argument foreach=False cut out: its own line, or from the comma before it, or to the next argument."""
     keyword = next(k for k in call.keywords if k.arg == "foreach")
-    parts = sorted((*call.args, *(k.value for k in call.keywords)), key=lambda n: (n.lineno, n.col_offset))
-    value = source.span(keyword.value)
-    before = source.span(parts[parts.index(keyword.value) - 1])
-    assert before.end_line is not None and before.end_column is not None
+    end = source.span(keyword.value)
+    assert end.end_line is not None and end.end_column is not None
+    begin = (keyword.lineno, source.character(keyword.lineno, keyword.col_offset))
+    stop = (end.end_line, end.end_column)
+    before, after = _around(source, begin, stop)
+    if source.lines[begin[0] - 1].strip() == "foreach=False,":
+        begin, stop = (begin[0], 0), (begin[0] + 1, 0)
+    elif before.string == ",":
+        begin = before.start
+    elif after is not None:
+        stop = after.start
     return (
-        Span(
-            path=source.path,
-            line=before.end_line,
-            column=before.end_column,
-            end_line=value.end_line,
-            end_column=value.end_column,
-        ),
+        Span(path=source.path, line=begin[0], column=begin[1], end_line=stop[0], end_column=stop[1]),
         "",
     )
+
+
+SKIPPED = frozenset({tokenize.NL, tokenize.NEWLINE, tokenize.COMMENT, tokenize.INDENT, tokenize.DEDENT})
+
+
+def _around(
+    source: Source, begin: tuple[int, int], stop: tuple[int, int]
+) -> tuple[tokenize.TokenInfo, tokenize.TokenInfo | None]:
+    """The token before an argument, and the first of the argument behind it where there is one."""
+    tokens = [t for t in tokenize.generate_tokens(io.StringIO(source.text).readline) if t.type not in SKIPPED]
+    place = next(i for i, t in enumerate(tokens) if t.start == begin)
+    behind = [t for t in tokens[place:] if t.start >= stop]
+    following = behind[0].string == "," and behind[1].string != ")"
+    return tokens[place - 1], behind[1] if following else None
 
 
 def _read_form(source: Source, loop: ast.For) -> Form:
@@ -138,30 +156,82 @@ def _read_form(source: Source, loop: ast.For) -> Form:
     total = _assigned(start)
     if total is None or not isinstance(start, ast.Assign) or not _is_number(start.value, 0):
         raise _Other("the sum of squares does not start from 0 right before its loop")
+    if source.lines[start.lineno - 1][: source.span(start).column].strip():
+        raise _Other("the sum of squares shares its line with another statement")
+    if _runs_out(source, loop):
+        raise _Other(f"`{ast.unparse(loop.iter)}` can be run over only once: the second loop scales nothing")
     host = _accumulates(loop, total)
     rest = list(block[place + 1 :])
-    used: list[ast.stmt] = [start, loop, _root(_next(rest), total)]
+    root = _next(rest)
+    host = _root(source, root, total) or host
+    used: list[ast.stmt] = [start, loop, root]
     factor, limit, clamped = _factor(source, used, rest, total)
     used.append(_next(rest))
     _check_scaling(used[-1], loop, factor, clamped)
     stored = {n.id for s in used for n in ast.walk(s) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
     for name in sorted(stored - {total}):
-        if _reads_elsewhere(source, used, name):
+        if read_elsewhere(source, used, name):
             raise _Other(f"`{name}` is read elsewhere")
     for expression in (loop.iter, limit):
         if any(isinstance(n, ast.Name) and n.id in stored for n in ast.walk(expression)):
             raise _Other("the parameters or the largest norm are computed from the norm")
-    return Form(tuple(used), source.segment(loop.iter), source.segment(limit), total, host)
+    parameters = source.segment(loop.iter)
+    bare = isinstance(loop.iter, ast.Tuple) and not parameters.startswith("(")
+    return Form(tuple(used), f"({parameters})" if bare else parameters, source.segment(limit), total, host)
 
 
-def _root(statement: ast.stmt, total: str) -> ast.stmt:
-    """The statement that takes the square root of the sum of squares."""
+ONCE = frozenset({"parameters", "buffers", "filter", "map", "iter", "zip", "chain", "reversed", "from_iterable"})
+
+
+def _runs_out(source: Source, loop: ast.For) -> bool:
+    """Whether a loop runs over a name that stands for an iterator, which a second loop finds empty."""
+    if not isinstance(loop.iter, ast.Name):
+        return False
+    name, function = loop.iter.id, source.function_at(loop.lineno)
+    given = [n for n in ast.walk(function) if isinstance(n, ast.Assign) and _assigned(n) == name] if function else []
+    before = [n for n in given if n.lineno < loop.lineno]
+    if before:
+        return _is_iterator(max(before, key=lambda n: n.lineno).value)
+    if function is not None and name in {a.arg for a in ast.walk(function.args) if isinstance(a, ast.arg)}:
+        return any(map(_is_iterator, _passed(source, function, name)))
+    return any(isinstance(s, ast.Assign) and _assigned(s) == name and _is_iterator(s.value) for s in source.tree.body)
+
+
+def _is_iterator(expression: ast.expr) -> bool:
+    if isinstance(expression, ast.GeneratorExp):
+        return True
+    function = expression.func if isinstance(expression, ast.Call) else None
+    name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", None)
+    return name in ONCE
+
+
+def _passed(source: Source, function: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> Iterator[ast.expr]:
+    """What the file's own calls of a function give to one of its parameters."""
+    names = [a.arg for a in (*function.args.posonlyargs, *function.args.args)]
+    for call in (n for n in ast.walk(source.tree) if isinstance(n, ast.Call)):
+        called = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", None)
+        if called != function.name:
+            continue
+        yield from (k.value for k in call.keywords if k.arg == name)
+        place = names.index(name) if name in names else len(call.args)
+        place -= bool(names[:1] == ["self"] and isinstance(call.func, ast.Attribute))
+        yield from call.args[place : place + 1]
+
+
+def _root(source: Source, statement: ast.stmt, total: str) -> bool:
+    """Check that a statement takes the square root of the sum of squares; whether that makes a Python number of it."""
     if isinstance(statement, ast.AugAssign) and isinstance(statement.op, ast.Pow) and _named(statement.target, total):
         if _is_number(statement.value, 0.5):
-            return statement
+            return False
     elif _assigned(statement) == total and isinstance(statement, ast.Assign) and _is_root(statement.value, total):
-        return statement
+        function = statement.value.func if isinstance(statement.value, ast.Call) else None
+        return function is not None and source.qualified(function) in ("math.sqrt", None) and _plain_root(function)
     raise _Other("the norm is not the square root of the sum of squares")
+
+
+def _plain_root(function: ast.expr) -> bool:
+    """Whether it is `math.sqrt` or a bare `sqrt`, not a method of a tensor."""
+    return ast.unparse(function) in ("math.sqrt", "sqrt")
 
 
 def _factor(source: Source, used: list[ast.stmt], rest: list[ast.stmt], total: str) -> tuple[str, ast.expr, bool]:
@@ -239,7 +309,11 @@ def _accumulates(loop: ast.For, total: str) -> bool:
         added = last.value.right
     else:
         raise _Other("the loop over the norms does more than add them up")
-    text = ast.unparse(_filled(added, local))
+    filled = _filled(added, local)
+    used = {n.id for value in (added, *local.values()) for n in ast.walk(value) if isinstance(n, ast.Name)}
+    if set(local) - used:
+        raise _Other("the loop over the norms does more than add them up")
+    text = ast.unparse(filled)
     gradient = _GRADIENT.replace("{p}", re.escape(loop.target.id))
     if not any(re.fullmatch(form.replace("{g}", gradient), text) for form in _SQUARES):
         raise _Other(f"`{text}` is not the square of a gradient's 2-norm")
@@ -320,38 +394,11 @@ def _check_scaling(statement: ast.stmt, first: ast.For, factor: str, clamped: bo
         raise _Other("small gradients are scaled up: the factor is not bounded by 1")
 
 
-def _reads_elsewhere(source: Source, statements: Sequence[ast.stmt], name: str) -> bool:
-    """Whether a name is read outside the statements other than under a loop or comprehension that sets it."""
-    function = source.function_at(statements[0].lineno)
-    body: ast.AST = function if function is not None else source.tree
-    if any(isinstance(node, (ast.Global, ast.Nonlocal)) and name in node.names for node in ast.walk(body)):
-        return True
-    inside = {id(node) for statement in statements for node in ast.walk(statement)}
-    return any(
-        isinstance(node, ast.Name)
-        and node.id == name
-        and isinstance(node.ctx, ast.Load)
-        and id(node) not in inside
-        and not _set_around(source, node)
-        for node in ast.walk(body)
-    )
-
-
-def _set_around(source: Source, name: ast.Name) -> bool:
-    node: ast.AST | None = source.parents.get(name)
-    while node is not None and not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Module)):
-        targets = [node.target] if isinstance(node, ast.For) else []
-        targets += [g.target for g in getattr(node, "generators", [])]
-        if any(isinstance(t, ast.Name) and t.id == name.id for target in targets for t in ast.walk(target)):
-            return True
-        node = source.parents.get(node)
-    return False
-
-
 _GRADIENT = r"{p}\.grad(?:\.data|\.detach\(\))?"
 _NORM = (
     r"(?:{g}\.norm\((?:2|2\.0|p=2|p=2\.0)?\)|torch\.norm\({g}(?:, (?:p=)?2(?:\.0)?)?\)"
-    r"|torch\.linalg\.(?:vector_)?norm\({g}(?:, (?:ord=)?2(?:\.0)?)?\))"
+    r"|torch\.linalg\.norm\({g}\)"  # with an order it is the norm of a matrix
+    r"|torch\.linalg\.vector_norm\({g}(?:, (?:ord=)?2(?:\.0)?)?\))"
 )
 _SQUARES = (
     rf"{_NORM}(?:\.item\(\))? \*\* 2(?:\.0)?",

@@ -91,12 +91,18 @@ def is_channels_last(graph: Graph, found: Convolution) -> bool:
     return shape is not None and stride is not None and len(shape) == 4 and shape[1] > 1 and stride[1] == 1
 
 
+VIEWS = frozenset({"view", "view_as", "as_strided"})  # fail or read other elements where the layout is another
+
+
 def flattened_activation(graph: Graph) -> Node | None:
-    """A view of an activation of four dimensions that joins or splits its spatial ones, or None."""
-    for node in calls(graph, "view", "reshape", "flatten", "unflatten"):
+    """A view of a tensor of four dimensions that joins or splits its spatial ones, or None.
+
+    Of a parameter only what cannot copy counts: it is read once, and a convolution's weight changes its layout too.
+    """
+    for node in calls(graph, *VIEWS, "reshape", "flatten", "unflatten"):
         before = graph.nodes[node.args[0].index] if node.args and isinstance(node.args[0], Ref) else None
         shape = before.shape if before is not None else None
-        parameter = before is not None and before.facts.get("origin") == "state"
+        parameter = before is not None and before.facts.get("origin") == "state" and operation(node) not in VIEWS
         if shape is not None and len(shape) == 4 and shape[2] * shape[3] > 1 and not parameter:
             return node
     return None

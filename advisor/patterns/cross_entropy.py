@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from advisor.model import Graph, Node, Ref
 from advisor.patterns.losses import cross_entropy
@@ -19,10 +19,12 @@ from advisor.patterns.regions import (
     forward_from,
     inner_nodes,
 )
+from advisor.patterns.shown_axes import axes_added, axes_given
 from advisor.semantics import operation
 
 PICKS = frozenset({"gather", "one_hot", "nll_loss", "cross_entropy", "scatter", "scatter_"})
 PASSED_ON = frozenset({"to", "view", "reshape", "flatten", "transpose", "permute", "contiguous", "squeeze"})
+INDEXED = frozenset({"gather", "scatter", "scatter_"})
 
 
 def cross_entropy_regions(graph: Graph) -> Iterator[Region | NearMiss]:
@@ -31,9 +33,10 @@ def cross_entropy_regions(graph: Graph) -> Iterator[Region | NearMiss]:
     Inputs are "x", the scores before any softmax, and "target". Facts: "axis" is the class axis of the scores,
     "reduction" mean, sum or none, "soft" whether the target holds probabilities, "classes" how many there are,
     "smoothing" the label smoothing, "flat" whether the scores have one axis of rows, "anchor" the node of the softmax,
-    "widened" whether the result is float32 whatever the scores are, "counted" the arguments that were taken for the
-    number of rows, as "node position". The constants "ignore_index" and "label_smoothing" are there where they are not
-    torch's defaults.
+    "widened" whether scores of half precision give a float32 result (`_Search._widened`), "counted" the arguments that
+    were taken for the number of rows, as "node position", "ends" from where the class axis is counted: "front", "back",
+    or both, "picks" the nodes that gather or scatter, "indexed" those that index the scores by the classes. The
+    constants "ignore_index" and "label_smoothing" are there where they are not torch's defaults.
     """
     claimed: set[int] = set()
     for node in calls(graph, "cross_entropy", "nll_loss", "log_softmax"):
@@ -109,7 +112,7 @@ class _Search(Reading):
         inputs = {"x": self.scores.index, "target": target.node}
         inner = inner_nodes(self.graph, root, frozenset(inputs.values()))
         widened = self._widened(inner)
-        if widened and self.scores.target == "method.float" and isinstance(self.scores.args[0], Ref):
+        if widened == "float" and self.scores.target == "method.float" and isinstance(self.scores.args[0], Ref):
             inputs["x"] = self.scores.args[0].index
             inner |= {self.scores.index}
         region = Region(
@@ -126,17 +129,21 @@ class _Search(Reading):
                 "classes": str(self.classes),
                 "smoothing": repr(meaning.smoothing),
                 "flat": str(len(self.shape) == 2),
-                "widened": str(widened),
+                "widened": widened,
                 "counted": ";".join(f"{node} {place}" for node, place in meaning.counted),
+                "ends": " ".join(sorted(self._ends(inner))),
+                "picks": self._listed(inner, lambda node: operation(node) in INDEXED),
+                "indexed": self._listed(inner, self._index_of_rows),
             },
         )
         reason = self._unfit(region, target, meaning)
         return region if reason is None else self._near(*reason)
 
-    def _widened(self, inner: frozenset[int]) -> bool:
-        """Whether the region gives float32 whatever the dtype of the scores: it says `.float()`, or computes with a
-        float32 tensor that is not made of them."""
+    def _widened(self, inner: frozenset[int]) -> str:
+        """Whether the region gives float32 for scores of half precision: "float" where it says `.float()`, "promoted"
+        where it computes with a float32 tensor that is not made of them."""
         scored = {self.scores.index}  # nodes that depend on the scores
+        wide = "float" if self.scores.target == "method.float" else ""
         for index in sorted(inner):
             node = self.graph.nodes[index]
             read = [self.graph.nodes[i] for i in node.inputs()]
@@ -145,9 +152,37 @@ class _Search(Reading):
                 continue
             scored.add(index)
             fixed = [n for n in read if n.index in inner and n.index not in scored and n.dtype == "float32"]
-            if node.target == "method.float" or any(n.shape or not any(m.shape for m in mine) for n in fixed):
-                return True
-        return False
+            if node.target == "method.float":
+                return "float"
+            if not wide and any(n.shape or not any(m.shape for m in mine) for n in fixed):
+                wide = "promoted"
+        return wide
+
+    def _listed(self, inner: frozenset[int], kind: Callable[[Node], bool]) -> str:
+        return " ".join(str(index) for index in sorted(inner) if kind(self.graph.nodes[index]))
+
+    def _ends(self, inner: frozenset[int]) -> set[str]:
+        """From which ends the region counts the class axis: what counts from one end holds for any number of axes."""
+        rank, found = len(self.shape), set[str]()
+        for node in (self.graph.nodes[index] for index in inner):
+            kind = operation(node)
+            read = self.graph.nodes[node.args[0].index] if node.args and isinstance(node.args[0], Ref) else None
+            places = [axis for axis in axes_given(node) if read is not None and len(read.shape or ()) == rank]
+            if kind == "squeeze" and read is not None and len(read.shape or ()) == rank:
+                places += [axis for axis in node.args[1:2] if isinstance(axis, int)]
+            elif kind in ("nll_loss", "cross_entropy") or self._index_of_rows(node):
+                places += [1]
+            elif kind == "one_hot" and self.axis == rank - 1:
+                places += [-1]
+            elif len(node.shape or ()) == rank:
+                places += axes_added(node)
+            found |= {"front" if axis >= 0 else "back" for axis in places if axis % rank == self.axis}
+        return found
+
+    def _index_of_rows(self, node: Node) -> bool:
+        """`scores[index of the rows, classes]`."""
+        item = node.args[1] if operation(node) == "getitem" else None
+        return isinstance(item, tuple) and any(isinstance(part, Ref) for part in item)
 
     def _constants(
         self, root: int, inner: frozenset[int], meaning: Meaning
@@ -189,7 +224,9 @@ class _Search(Reading):
             kind = operation(graph.nodes[leak])
             what = "log-probabilities" if kind in ("log_softmax", "log", "softmax") else "intermediate"
             return leak, f"the {what} `{graph.nodes[leak].name}` {'are' if what[-1] == 's' else 'is'} used elsewhere"
-        wanted = "float32" if region.facts["widened"] == "True" else self.anchor.dtype
+        widened = region.facts["widened"]
+        double = widened == "promoted" and self.anchor.dtype == "float64"
+        wanted = "float32" if widened and not double else self.anchor.dtype
         if root.dtype != wanted or (operation(self.anchor) == "logsumexp" and self._half()):
             return root.index, (
                 f"its dtypes differ: {self.scores.dtype} in, {root.dtype} out; F.cross_entropy would return another"
@@ -262,8 +299,7 @@ class _Search(Reading):
         node = self.graph.nodes[index]
         if operation(node) in PICKS or any(self._is_one_hot(i) for i in node.inputs()):
             return True
-        item = node.args[1] if operation(node) == "getitem" else None
-        return isinstance(item, tuple) and any(isinstance(part, Ref) for part in item)
+        return self._index_of_rows(node)
 
     def _is_one_hot(self, index: int) -> bool:
         for _ in range(FORWARD_LIMIT):

@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from advisor.model import Arg, Graph, Node
+from advisor.model import Arg, Graph, Node, Ref, Symbol
 from advisor.patterns.regions import NearMiss, Region, calls, contained
 from advisor.patterns.sweeps import Leaf, Sweep, View, reduced_axes, sample_shape
 from advisor.semantics import REARRANGES, Array, NotModelled, operation, same
@@ -296,6 +296,8 @@ class _Search:
     def _matched(self, root: int, sweep: Sweep, value: Array) -> tuple[Region, str | None] | None:
         """The region between a main tensor and a root, with the reason where it is a look-alike; None where neither."""
         inner, leaves = sweep.region_of(root)
+        if not self.pattern.pointed_at and any(_selects(self.graph, index) for index in inner):
+            return None  # a slice that takes everything here may take less in another call
         choices = [list(item.candidates(self.graph, inner)) for item in self.pattern.constants]
         roles = list(_roles(self.others, leaves))
         main = self.pattern.inputs[0].name
@@ -352,6 +354,22 @@ def _roles(inputs: Sequence[Input], leaves: Sequence[Leaf]) -> Iterator[dict[str
         absent = [item for item in inputs if item not in chosen and not item.optional]
         if not absent and all(i.kind == leaf.kind for i, leaf in zip(chosen, leaves, strict=True)):
             yield {item.name: leaf.node for item, leaf in zip(chosen, leaves, strict=True)}
+
+
+def _selects(graph: Graph, index: int) -> bool:
+    """Whether a node takes elements of a tensor; one of several results of an operation is no such element."""
+    node = graph.nodes[index]
+    source = node.args[0] if node.args else None
+    if operation(node) != "getitem" or not isinstance(source, Ref) or graph.nodes[source.index].shape is None:
+        return False
+    parts = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
+    return not all(part is None or _is_whole(part) for part in parts)
+
+
+def _is_whole(part: Arg) -> bool:
+    """Whether a part of an index takes all there is, be it written `:` or `...`."""
+    whole = isinstance(part, Symbol) and part.kind == "slice" and set(part.parts) <= {None}
+    return whole or (isinstance(part, Symbol) and part.kind == "ellipsis")
 
 
 def _preferred(graph: Graph, regions: list[Region]) -> Region:

@@ -9,6 +9,7 @@ from advisor.model import Arg, Graph, Node, Ref, Span
 from advisor.semantics import operation
 
 REDUCTIONS: Mapping[str, str] = {"add": "sum", "mul": "prod", "maximum": "amax", "minimum": "amin"}
+RUNNING: Mapping[str, str] = {"sum": "cumsum", "prod": "cumprod", "amax": "cummax", "amin": "cummin"}
 COLLECTING = frozenset({"stack", "cat", "hstack", "vstack", "concat", "concatenate", "setitem", "output"})
 LIBRARY = ("site-packages/", "dist-packages/", "lib/python3", "outside/")
 
@@ -30,8 +31,9 @@ class Spot:
 class IndexLoop:
     """Elements of one tensor, taken or written one after the other at one place.
 
-    `form` is store, reduction, map or recurrence; `reduction` the operation that joins the elements; `inner` every node
-    that belongs to a single turn of the loop or joins turns; `turns` the number of different indices.
+    `form` is store, reduction, map, weighted or recurrence; weighted is a map or reduction whose every turn reads
+    parameters of its own. `reduction` is the operation that joins the elements; `inner` every node that belongs to a
+    single turn of the loop or joins turns; `turns` the number of different indices.
     """
 
     graph: int
@@ -100,6 +102,8 @@ def _index_loop(graph: Graph, nodes: Sequence[Node], turns: int) -> IndexLoop:
         form, joined = "recurrence" if recurrent else "store", None
     else:
         inner, form, joined = _read(graph, nodes)
+        if form in ("map", "reduction") and _has_own_weights(graph, nodes, inner):
+            form, joined = "weighted", None
     return IndexLoop(graph=graph.index, spot=spot, nodes=own, inner=inner, turns=turns, form=form, reduction=joined)
 
 
@@ -141,15 +145,26 @@ def _read(graph: Graph, nodes: Sequence[Node]) -> tuple[frozenset[int], str, str
     """What becomes of elements that are read: inner nodes, the form, the reduction."""
     flows = {node.index: _Flow(turn, turn) for turn, node in enumerate(nodes)}
     joins: set[str] = set()
-    inner = set(flows)
+    several, inner = 0, set(flows)
+    written: dict[int, dict[int | None, _Flow]] = {}  # a tensor -> its elements -> the turns they were written from
     for node in graph.nodes[nodes[0].index :]:
         sources = [flows[i] for i in dict.fromkeys(node.inputs()) if i in flows]
-        if node.index in flows or not sources or operation(node) in COLLECTING or node.op == "output":
+        if node.index in flows:
+            if _from_memory(graph, node, written):
+                return frozenset(inner), "recurrence", None
+            continue
+        if operation(node) == "setitem" and sources:
+            elements = written.setdefault(_memory(graph, node), {})
+            elements[_index(graph, node, {})] = _Flow(sources[0].first, sources[0].last, changed=True)
+            continue
+        sources += _from_memory(graph, node, written)
+        if not sources or operation(node) in COLLECTING or node.op == "output":
             continue
         flow = _Flow(min(s.first for s in sources), max(s.last for s in sources))
         ahead = len({(s.first, s.last) for s in sources}) > 1
         if not ahead:
-            flow.joined, flow.changed = sources[0].joined, sources[0].joined is not None
+            flow.joined = sources[0].joined
+            flow.changed = flow.joined is not None or any(s.changed for s in sources)
         elif any(s.changed for s in sources) or operation(node) not in REDUCTIONS:
             if any(s.changed for s in sources) or len(sources) == 2:
                 return frozenset(inner), "recurrence", None
@@ -157,14 +172,61 @@ def _read(graph: Graph, nodes: Sequence[Node]) -> tuple[frozenset[int], str, str
         else:
             flow.joined = operation(node)
             joins.add(flow.joined)
+            several += len(node.users) > 1
         flows[node.index] = flow
         if not flow.changed:
             inner.add(node.index)
-    if not joins:
-        return frozenset(inner), "map", None
-    if len(joins) > 1:
-        return frozenset(inner), "recurrence", None
-    return frozenset(inner), "reduction", REDUCTIONS[joins.pop()]
+    if len(joins) != 1:
+        return frozenset(inner), "recurrence" if joins else "map", None
+    name = REDUCTIONS[joins.pop()]
+    return frozenset(inner), "reduction", RUNNING[name] if several >= len(nodes) // 2 else name
+
+
+def _memory(graph: Graph, node: Node) -> int:
+    """The tensor that a write of an element, or a tensor that was written to, is."""
+    while operation(node) == "setitem" and isinstance(node.args[0], Ref):
+        node = graph.nodes[node.args[0].index]
+    return node.index
+
+
+def _from_memory(graph: Graph, node: Node, written: Mapping[int, Mapping[int | None, _Flow]]) -> list[_Flow]:
+    """The turns that wrote what a node reads from a tensor that elements were written into, as one flow."""
+    index = _index(graph, node, {}) if operation(node) in ("getitem", "select") else None
+    found: list[_Flow] = []
+    for elements in (written.get(_memory(graph, graph.nodes[i]), {}) for i in node.inputs()):
+        found += [flow for place, flow in elements.items() if None in (index, place) or place == index]
+    return [_Flow(min(f.first for f in found), max(f.last for f in found), changed=True)] if found else []
+
+
+def _has_own_weights(graph: Graph, nodes: Sequence[Node], inner: frozenset[int]) -> bool:
+    """Whether what becomes of every element, before it is joined to others, reads a parameter that no other turn
+    reads."""
+    readers: dict[int, set[int]] = {}
+    for turn, node in enumerate(nodes):
+        for state in _states_beside(graph, node, inner):
+            readers.setdefault(state, set()).add(turn)
+    own = {next(iter(turns)) for turns in readers.values() if len(turns) == 1}
+    return len(own) == len(nodes)
+
+
+def _states_beside(graph: Graph, element: Node, inner: frozenset[int], limit: int = 12) -> set[int]:
+    """The parameters and buffers that are read beside an element by what is computed from it alone."""
+    mine = [element.index]
+    beside: list[int] = []
+    for index in mine:
+        for user in graph.nodes[index].users:
+            node = graph.nodes[user]
+            others = [i for i in node.inputs() if i not in mine]
+            if user in inner and user not in mine and not inner & set(others) and len(mine) < limit:
+                mine.append(user)
+                beside += others
+    seen: set[int] = set()
+    while beside and len(seen) < limit:
+        index = beside.pop()
+        if index not in seen and index not in inner:
+            seen.add(index)
+            beside += graph.nodes[index].inputs()
+    return {index for index in seen if graph.nodes[index].facts.get("origin") == "state"}
 
 
 # ------------------------------------------------------------------------------------------------------------- experts
@@ -176,6 +238,8 @@ class ExpertLoop:
 
     `products` are those nodes, `inner` with everything between the tokens and what the experts' results are added to;
     `experts` is how many different weights they read, `tokens` how many each gets, where that is the same for all.
+    `alike` is False where experts differ in the shapes of their weights or in their operations; `stacked` is True where
+    each multiplies rows of a matrix with one matrix cut from a single tensor.
     """
 
     graph: int
@@ -184,6 +248,8 @@ class ExpertLoop:
     inner: frozenset[int]
     experts: int
     tokens: int | None
+    alike: bool
+    stacked: bool
 
 
 PRODUCTS = frozenset({"linear", "matmul", "addmm", "einsum"})
@@ -224,6 +290,8 @@ def _experts(graph: Graph, picks: Sequence[Node]) -> ExpertLoop | None:
     products: list[int] = []
     inner: set[int] = set()
     weights: set[int] = set()
+    kinds: set[tuple[object, ...]] = set()
+    bases: set[int | None] = set()
     for pick in picks:
         mine, reached = _expert(graph, pick)
         own = [index for index in mine if operation(graph.nodes[index]) in PRODUCTS]
@@ -232,6 +300,8 @@ def _experts(graph: Graph, picks: Sequence[Node]) -> ExpertLoop | None:
         products += own
         inner |= mine
         weights.add(_weight(graph, graph.nodes[own[0]]))
+        kinds.add(_kind(graph, mine, own))
+        bases.add(_cut_from(graph, pick, own))
     if not products:
         return None
     sizes = {(graph.nodes[pick.index].shape or (None,))[0] for pick in picks}
@@ -242,7 +312,29 @@ def _experts(graph: Graph, picks: Sequence[Node]) -> ExpertLoop | None:
         inner=frozenset(inner),
         experts=len(weights),
         tokens=sizes.pop() if len(sizes) == 1 else None,
+        alike=len(kinds) == 1,
+        stacked=len(bases) == 1 and None not in bases,
     )
+
+
+def _kind(graph: Graph, mine: set[int], products: Sequence[int]) -> tuple[object, ...]:
+    """What one expert computes: its operations and the shapes of what it multiplies by, not the number of tokens."""
+    operations = sorted(operation(graph.nodes[index]) for index in mine)
+    shapes = sorted(str([graph.nodes[i].shape for i in graph.nodes[index].inputs()[1:]]) for index in products)
+    return (*operations, *shapes)
+
+
+def _cut_from(graph: Graph, pick: Node, products: Sequence[int]) -> int | None:
+    """The stack of matrices that an expert's only product takes one from, None where there is no such thing."""
+    product = graph.nodes[products[0]]
+    weight = graph.nodes[product.inputs()[1]] if len(product.inputs()) == 2 else None
+    if weight is None or operation(weight) not in ("getitem", "select") or len(weight.inputs()) != 1:
+        return None
+    if weight.span is None or product.span is None or weight.span.line != product.span.line:
+        return None  # taken from a list or a dictionary, which was filled elsewhere
+    base = graph.nodes[weight.inputs()[0]]
+    ranks = [len(node.shape or ()) for node in (pick, weight, base)]
+    return base.index if len(products) == 1 and ranks == [2, 2, 3] else None
 
 
 def _expert(graph: Graph, pick: Node) -> tuple[set[int], bool]:

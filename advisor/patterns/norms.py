@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,8 +12,9 @@ import numpy as np
 
 from advisor.model import Graph, Ref
 from advisor.patterns.language import Alternative, Constant, Input, LookAlike, Pattern, find
-from advisor.patterns.regions import NearMiss, Region
-from advisor.semantics import Array, layer_norm, operation, rms_norm
+from advisor.patterns.regions import NearMiss, Region, contained
+from advisor.patterns.sweeps import Sweep, View, sample_shape
+from advisor.semantics import REARRANGES, Array, NotModelled, layer_norm, operation, rms_norm, same
 
 UNBIASED = "divides the variance by N-1 where F.layer_norm divides by N"
 OUTSIDE = "adds eps to the standard deviation where F.layer_norm adds it to the variance"
@@ -139,13 +140,58 @@ CLAMPED = replace(
 
 
 def layer_norm_regions(graph: Graph) -> Iterator[Region | NearMiss]:
-    """LayerNorm written out, with or without weight and bias; look-alikes and other axes are near misses."""
-    return find(graph, LAYER_NORM)
+    """LayerNorm written out, with or without weight and bias; look-alikes and other axes are near misses.
+
+    A region with weight or bias has the norm before them as its last alternative, for a source that applies them under
+    a condition.
+    """
+    return _with_plain(graph, find(graph, LAYER_NORM), LAYER_NORM)
 
 
 def rms_norm_regions(graph: Graph) -> Iterator[Region | NearMiss]:
-    """RMSNorm written out, with or without weight; look-alikes and other axes are near misses."""
-    return find(graph, RMS_NORM, UNIT_LENGTH, CLAMPED)
+    """RMSNorm written out, with or without weight; look-alikes, other axes and alternatives as in LayerNorm."""
+    return _with_plain(graph, find(graph, RMS_NORM, UNIT_LENGTH, CLAMPED), RMS_NORM)
+
+
+def _with_plain(graph: Graph, found: Iterator[Region | NearMiss], pattern: Pattern) -> Iterator[Region | NearMiss]:
+    known: dict[Hashable, tuple[int, ...]] = {}  # by the code of a region: the places of the plain norm's nodes in it
+    for region in found:
+        if isinstance(region, NearMiss) or len(region.inputs) == 1:
+            yield region
+            continue
+        order = sorted(region.inner)
+        code = tuple((graph.nodes[i].target, graph.nodes[i].span) for i in order)
+        if code not in known:
+            known[code] = _plain(graph, region, pattern)
+        inner = [order[place] for place in known[code]]
+        if region.constants["eps"][1] not in inner:
+            yield region
+            continue
+        plain = replace(
+            region, root=inner[-1], inputs={"x": region.inputs["x"]}, inner=frozenset(inner), alternatives=()
+        )
+        whole = contained(graph, plain)
+        yield replace(region, alternatives=(*region.alternatives, whole)) if isinstance(whole, Region) else region
+
+
+def _plain(graph: Graph, region: Region, pattern: Pattern) -> tuple[int, ...]:
+    """The places in a region of the nodes of its norm without weight and bias, the result last; () where none is."""
+    main, shape = region.inputs["x"], graph.nodes[region.inputs["x"]].shape
+    assert shape is not None
+    axes = tuple(int(axis) for axis in region.facts["axes"].split(","))
+    x = pattern.sample(np.random.default_rng(7), sample_shape(shape, axes), axes)
+    wanted = pattern.alternatives[0].function(x=x, axes=axes, eps=region.constants["eps"][0])
+    sweep, order = Sweep(View(graph), main, x, axes, frozenset()), sorted(region.inner)
+    for root in reversed(order):
+        if graph.nodes[root].shape != shape or operation(graph.nodes[root]) in REARRANGES:
+            continue
+        try:
+            with np.errstate(all="ignore"):
+                if same(sweep.value(root), wanted):
+                    return tuple(order.index(node) for node in sorted(sweep.region_of(root)[0]))
+        except NotModelled:
+            continue
+    return ()
 
 
 def shape_text(x: str, vector: str | None, axes: int) -> str | None:

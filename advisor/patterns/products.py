@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from advisor.model import Graph, Node, Ref
-from advisor.patterns.regions import NearMiss, Region, calls
+from advisor.patterns.regions import ALIASES, NearMiss, Region, calls
 from advisor.semantics import operation
 
 ELEMENTS = {"float16": 8, "bfloat16": 8, "float32": 4}  # 16 bytes; float32 as TF32
@@ -108,12 +108,47 @@ def _inputs(node: Node) -> dict[str, int]:
     return {name: arg.index for name, arg in zip(("x", "weight", "bias"), given, strict=True) if isinstance(arg, Ref)}
 
 
+MAY_ALIAS = ALIASES | {"view", "view_as"}
+
+
 def _viewed(graph: Graph, node: Node, columns: int) -> str | None:
-    """A view of the result that a slice of a wider one could not give: it joins the last axis with another."""
-    for user in node.users:
-        other = graph.nodes[user]
-        if operation(other) in ("view", "view_as", "as_strided") and (other.shape or ())[-1:] != (columns,):
-            return other.name
+    """A view of the result, or of a view of it, that a slice of a wider one could not give: it joins the last axis with
+    another."""
+    pending, seen = [node.index], {node.index}
+    while pending:
+        before = graph.nodes[pending.pop()]
+        for index in before.users:
+            after = graph.nodes[index]
+            reads = bool(after.args) and after.args[0] == Ref(before.index)
+            if index in seen or not reads:
+                continue
+            kind, joins = operation(after), _joins(before, after, columns)
+            if kind == "as_strided" or (kind in ("view", "view_as") and joins):
+                return after.name
+            copies = (kind in ("reshape", "flatten") and joins) or kind == "contiguous" or after.dtype != before.dtype
+            if kind in MAY_ALIAS and not (copies and before.shape is not None and after.shape is not None):
+                seen.add(index)
+                pending.append(index)
+    return None
+
+
+def _joins(before: Node, after: Node, columns: int) -> bool:
+    """Whether the last axis of the product begins an axis before an operation and none after it."""
+    return _begins(before.shape, columns) and not _begins(after.shape, columns)
+
+
+def _begins(shape: tuple[int, ...] | None, columns: int) -> bool:
+    return shape is not None and any(math.prod(shape[axis:]) == columns for axis in range(len(shape)))
+
+
+def viewed_elsewhere(graphs: Iterable[Graph], node: Node, columns: int) -> str | None:
+    """A view, in another graph, of a tensor like the result that joins its last axis with another."""
+    for graph in graphs:
+        for given in graph.nodes:
+            if given.op == "placeholder" and given.facts.get("origin") != "state" and given.shape == node.shape:
+                found = _viewed(graph, given, columns)
+                if found is not None:
+                    return found
     return None
 
 

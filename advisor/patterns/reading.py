@@ -39,9 +39,10 @@ class Mask:
     `node` is the mask, `step` the operation that applies it. `kind` is "keep" (True keeps a pair), "drop" (True removes
     it), "nonzero" (zeros are removed) or "bias" (added, multiplied by `sign`). `fill` is what removed scores become,
     None for a bias. `order` brings the mask's axes into the order batch..., query, key, None where they are; `rank` is
-    their number; `axes` are the axes of the scores they meet, () where the mask is one long. `cast` tells that a bias
-    has another dtype than the queries, `causal` that what it removes is causal at every length, if the `diagonal` of
-    the triangle node of that name is a literal. A bias is scaled by the factors of the steps in `scaled_by` as well.
+    their number and `room` that of the scores there; `axes` are the axes of the scores they meet, () where the mask is
+    one long. `cast` tells that a bias has another dtype than the queries, `causal` that what it removes is causal at
+    every length, if the `diagonal` of the triangle node of that name is a literal. A bias is scaled by the factors of
+    the steps in `scaled_by` as well.
     """
 
     node: int
@@ -51,6 +52,7 @@ class Mask:
     sign: int = 1
     order: tuple[int, ...] | None = None
     rank: int = 0
+    room: int = 0
     axes: Axes = ()
     cast: bool = False
     causal: bool = False
@@ -217,7 +219,8 @@ class Reading:
         )
 
     def _stripped(self, name: str, index: int, axes: Axes, factors: list[Factor]) -> tuple[int, Axes]:
-        """An input before what nobody else reads: casts, numbers that scale it, a swap of its last two axes."""
+        """An input before what nobody else reads: casts, numbers that scale it, a swap of its last two axes, and any
+        other change of the places of axes that would have to be changed again."""
         rank = len(axes)
         while True:
             node = self.graph.nodes[index]
@@ -231,11 +234,11 @@ class Reading:
                     return index, axes
                 factors.append(found[0])
                 source = Ref(found[1])
-            elif kind == "transpose" and {d % rank for d in node.args[1:3] if isinstance(d, int)} == {
-                rank - 2,
-                rank - 1,
-            }:
-                axes = (*axes[:-2], axes[-1], axes[-2])
+            elif (order := _rearrangement(node, rank)) is not None:
+                swaps = order == [*range(rank - 2), rank - 1, rank - 2]
+                if not swaps and self._order(axes, name) is None:
+                    return index, axes
+                axes = tuple(axes[order.index(axis)] for axis in range(rank))
             elif kind not in ("to", "contiguous"):
                 return index, axes
             if not isinstance(source, Ref):
@@ -353,6 +356,7 @@ class Reading:
             sign=sign,
             order=order,
             rank=rank,
+            room=len(axes),
             axes=met,
             cast=cast,
             causal=causal is not None,
@@ -384,6 +388,7 @@ class Reading:
             fill=fill,
             order=order,
             rank=len(mask.shape or ()),
+            room=len(self.at[node.index]),
             axes=met,
             causal=causal is not None,
             diagonal=causal[0] if causal is not None else None,
@@ -495,5 +500,16 @@ class Reading:
         return found[0] if found else None
 
 
-def _swaps_last(node: Node, rank: int) -> bool:
-    return {d % rank for d in node.args[1:3] if isinstance(d, int)} == {rank - 2, rank - 1}
+def _rearrangement(node: Node, rank: int) -> list[int] | None:
+    """Which axis of its tensor each axis of the result of a transposition or permutation is, None for others."""
+    order = list(range(rank))
+    if operation(node) == "transpose" or (operation(node) == "getattr" and node.args[1:] == ("mT",)):
+        pair = node.args[1:3] if operation(node) == "transpose" else (-2, -1)
+        first, second = (d % rank if isinstance(d, int) else 0 for d in pair)
+        order[first], order[second] = second, first
+        return order
+    if operation(node) != "permute":
+        return None
+    dims = node.args[1] if len(node.args) == 2 and isinstance(node.args[1], tuple) else node.args[1:]
+    found = [d % rank for d in dims if isinstance(d, int)]
+    return found if sorted(found) == order else None

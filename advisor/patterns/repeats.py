@@ -7,10 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from advisor.model import Graph, Node, Span
-from advisor.patterns.callsites import enclosing, keyword, names, scope_of, spreads
+from advisor.patterns.callsites import Function, enclosing, keyword, names, scope_of, spreads
 from advisor.patterns.sdpa import Repeat
 from advisor.source import Source
 
+COMPILING = frozenset({"torch.jit.script", "torch.jit.script_if_tracing"})
+REPEATING = frozenset(  # what a helper may call
+    "repeat_interleave expand reshape view flatten unsqueeze contiguous clone size dim len int isinstance".split()
+)
 PASSED = frozenset({"transpose", "contiguous"})  # may stand between the repeat and the call
 
 
@@ -75,6 +79,8 @@ def _assigned(source: Source, name: ast.Name, before: ast.stmt) -> ast.Assign:
 def _check_read_once(source: Source, statement: ast.Assign, name: ast.Name) -> None:
     """Nothing but `name` itself may read the value, however it is read: its shape would be another one."""
     scope = scope_of(source, statement)
+    if any(names(scope, "locals", ast.Load)) or any(names(scope, "eval", ast.Load)):
+        raise Unread(f"`{name.id}` may be read by locals()")
     loop = enclosing(source, statement, (ast.For, ast.AsyncFor, ast.While))
     inside = set(ast.walk(statement))
     if loop is not None and any(r is not name and r not in inside for r in names(loop, name.id, ast.Load)):
@@ -127,7 +133,64 @@ def _plain(
     given = dict(zip(parameters, expression.args, strict=False)) | {k.arg: k.value for k in expression.keywords}
     if starts[0].id not in given:
         raise Unread(f"which argument `{helper.name}` repeats is not known")
+    work = _other_work(other, helper, starts[0].id)
+    if work is not None:
+        raise Unread(f"`{helper.name}` may do something else than repeat in another call (line {work.lineno})")
     return given[starts[0].id]
+
+
+def _other_work(source: Source, helper: Function, parameter: str) -> ast.stmt | ast.expr | None:
+    """What a helper does besides repeating the heads of a parameter, or giving it back as it is; None for nothing."""
+    decorator = next((d for d in helper.decorator_list if source.qualified(d) not in COMPILING), None)
+    return decorator or _other_in(helper.body, parameter)
+
+
+def _other_in(block: list[ast.stmt], parameter: str) -> ast.stmt | ast.expr | None:
+    for statement in block:
+        if isinstance(statement, ast.If):
+            gives_back = len(statement.body) == 1 and _gives(statement.body[0], parameter)
+            found = (None if gives_back else statement) or _other_in(statement.orelse, parameter)
+            found = found or _foreign(statement.test)
+        elif isinstance(statement, (ast.Assign, ast.Return, ast.Assert)):
+            stored = [n for n in ast.walk(statement) if isinstance(n, (ast.Attribute, ast.Subscript)) and _writes(n)]
+            found = next(iter(stored), None) or _foreign(statement)
+        else:
+            text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+            found = None if text or isinstance(statement, ast.Pass) else statement
+        if found is not None:
+            return found
+    return None
+
+
+def _gives(statement: ast.stmt, parameter: str) -> bool:
+    value = statement.value if isinstance(statement, ast.Return) else None
+    return isinstance(value, ast.Name) and value.id == parameter
+
+
+def _foreign(node: ast.AST) -> ast.expr | None:
+    """An expression that chooses between values, or a call of anything but what repeats and looks at shapes."""
+    for inner in ast.walk(node):
+        if isinstance(inner, (ast.IfExp, ast.BoolOp, ast.Lambda, ast.NamedExpr)) and isinstance(node, ast.stmt):
+            return inner
+        if isinstance(inner, ast.Call) and (_called(inner) not in REPEATING or not _along_a_literal(inner)):
+            return inner
+    return None
+
+
+def _called(call: ast.Call) -> str:
+    return ast.unparse(call.func).rsplit(".", 1)[-1]
+
+
+def _along_a_literal(call: ast.Call) -> bool:
+    """Whether the axis that a call repeats or inserts is written down, so that it is the same in every call."""
+    if _called(call) not in ("repeat_interleave", "unsqueeze"):
+        return True
+    given = [k.value for k in call.keywords if k.arg == "dim"] or call.args[-1:]
+    return len(given) == 1 and all(isinstance(n, (ast.Constant, ast.UnaryOp, ast.USub)) for n in ast.walk(given[0]))
+
+
+def _writes(node: ast.Attribute | ast.Subscript) -> bool:
+    return not isinstance(node.ctx, ast.Load)
 
 
 def _here(source: Source, span: Span, expression: ast.expr) -> bool:
@@ -137,6 +200,8 @@ def _here(source: Source, span: Span, expression: ast.expr) -> bool:
 def _base(source: Source, expression: ast.expr) -> ast.expr:
     """What a chain of methods and subscripts repeats: `k` of `k[:, :, None].expand(...).reshape(...)`."""
     if isinstance(expression, ast.Call):
+        if not _along_a_literal(expression):
+            raise Unread("the axis of the repeat is computed: it may be another one in another call")
         if (source.qualified(expression.func) or "").startswith("torch."):
             found = expression.args[0] if expression.args else keyword(expression, "input")
             if found is not None and ast.unparse(expression.func).endswith("repeat_interleave"):
@@ -146,6 +211,8 @@ def _base(source: Source, expression: ast.expr) -> ast.expr:
                 return expression.func.value
             if expression.func.attr in ("reshape", "view", "flatten", "expand", "contiguous", "clone"):
                 return _base(source, expression.func.value)
-    elif isinstance(expression, ast.Subscript):
+    elif isinstance(expression, ast.Subscript) and not any(
+        isinstance(n, (ast.Name, ast.Attribute, ast.Call)) for n in ast.walk(expression.slice)
+    ):
         return expression.value
     raise Unread("the repeat is written in a form that is not known")

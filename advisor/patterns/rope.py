@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from advisor.model import Graph, Node
+from advisor.model import Graph, Node, Ref, Symbol
 from advisor.patterns.language import Alternative, Input, Pattern, find
 from advisor.patterns.regions import NearMiss, Region, reads
 from advisor.semantics import Array, operation, rotated
@@ -95,3 +96,34 @@ def table_source(graph: Graph, region: Region) -> int | None:
             return index
         pending.extend(reads(node))
     return None
+
+
+def table_key(graph: Graph, index: int) -> tuple[object, ...]:
+    """What a table is computed from: equal for two operations that compute the same.
+
+    Modules of a list count as alike, because layers that compute a table of their own hold equal frequencies.
+    """
+    left = [TABLE_REACH]
+
+    def key(at: int) -> tuple[object, ...]:
+        node = graph.nodes[at]
+        left[0] -= 1
+        if not node.op.startswith("call_"):
+            state = node.facts.get("origin") == "state" or node.op == "get_attr"
+            return (
+                (re.sub(r"(?<=modules_)\d+(?=_)", "", node.name), node.shape, node.dtype)
+                if state
+                else (graph.index, at)
+            )
+        if left[0] < 0:
+            return (graph.index, at)
+        return (operation(node), *map(said, (*node.args, *sorted(node.kwargs.items()))))
+
+    def said(arg: Any) -> object:
+        if isinstance(arg, Ref):
+            return key(arg.index)
+        if isinstance(arg, tuple):
+            return tuple(map(said, arg))
+        return (arg.kind, arg.text, *map(said, arg.parts)) if isinstance(arg, Symbol) else repr(arg)
+
+    return key(index)

@@ -66,10 +66,54 @@ def construction_of(source: Source, graph: Graph, node: Node) -> Construction | 
         and _fits(c.place, place)
         and (c.attribute == attribute if attribute is not None else c.owner is None)
     ]
-    owner = _class_at(graph, ".".join(parts[: max(cut, 0)]))
-    owned = [c for c in fitting if owner is not None and c.owner == owner]
-    found = owned or fitting
+    owner = _class_at(graph, ".".join(parts[: max(cut, 0)])) or _caller(source, node, attribute)
+    kin = _family(source, owner) if owner is not None else None
+    owned = [c for c in fitting if kin is None or c.owner in kin]
+    exact = [c for c in owned if c.owner == owner]
+    found = exact or owned
     return found[0] if len(found) == 1 else None
+
+
+def _caller(source: Source, node: Node, attribute: str | None) -> str | None:
+    """The class whose method calls the attribute of its own instance at a node's line."""
+    if node.span is None or node.span.path != source.path or attribute is None:
+        return None
+    for expression in source.expressions_at(node.span.line):
+        if isinstance(expression, ast.Attribute) and expression.attr == attribute:
+            name = _attribute(source, expression)
+            return _owner(source, source.statement_of(expression)) if name is not None else None
+    return None
+
+
+def _family(source: Source, name: str) -> set[str | None]:
+    """A class, its bases and the classes made from it, by name, as far as the file holds them."""
+    bases = {c.name: {ast.unparse(base).rsplit(".", 1)[-1] for base in c.bases} for c in source.classes}
+    found: set[str | None] = {name}
+    while more := {n for n, b in bases.items() if n not in found and b & found} | {
+        b for n in found if n in bases for b in bases[n] if b in bases and b not in found
+    }:
+        found |= more
+    return found
+
+
+def other_choice(source: Source, graph: Graph, node: Node, kinds: Sequence[str]) -> ast.expr | None:
+    """What the class that holds a module may put in its place that is no class of torch.nn whose name begins with one
+    of `kinds`; None where the file shows nothing of the kind."""
+    parts = (node.module or "").split(".")
+    attribute = parts[-1]
+    owner = _class_at(graph, ".".join(parts[:-1])) or _caller(source, node, attribute)
+    kin = _family(source, owner) if owner is not None else None
+    for statement in (n for n in ast.walk(source.tree) if isinstance(n, ast.Assign)):
+        for target, value in _assigned(statement):
+            if not isinstance(target, ast.Attribute) or _attribute(source, target) != attribute:
+                continue
+            if kin is not None and _owner(source, statement) not in kin:
+                continue
+            made = next((call for call, place in _made(source, value) if not place), None)
+            name = source.qualified(made.func) if made is not None else None
+            if name is None or not name.startswith("torch.nn.") or not name.rsplit(".", 1)[-1].startswith(tuple(kinds)):
+                return value
+    return None
 
 
 def module_value(source: Source, name: str) -> ast.Assign | None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from advisor.model import Graph
+from advisor.patterns.casts import ends_in_a_cast
 from advisor.patterns.language import Alternative, Input, LookAlike, Pattern, find
 from advisor.patterns.regions import NearMiss, Region
 from advisor.semantics import Array, gelu_erf, gelu_tanh, quick_gelu, silu
@@ -29,7 +30,7 @@ def _elementwise(name: str, anchors: tuple[str, ...], *alternatives: Alternative
     return Pattern(
         name=name,
         anchors=anchors,
-        inputs=(Input(name="x"),),
+        inputs=(Input(name="x", must=(ends_in_a_cast,)),),
         alternatives=alternatives,
         sample=_points,
         agrees=_close,

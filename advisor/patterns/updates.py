@@ -112,11 +112,15 @@ def _source(graph: Graph, index: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class GradientNorms:
-    """Norms of gradients taken one tensor after the other at one place; `scales` are the nodes that scale these."""
+    """Norms of gradients taken one tensor after the other at one place.
+
+    `gradients` are the gradients of `norms`, in that order; `scales` the nodes that scale these.
+    """
 
     graph: int
     spot: Spot
     norms: tuple[int, ...]
+    gradients: tuple[int | None, ...]
     scales: tuple[int, ...]
     reads: tuple[int, ...]  # calls with which the host reads what was made of the norms
 
@@ -141,6 +145,7 @@ def gradient_norms(graph: Graph, least: int) -> Iterator[GradientNorms]:
                 graph=graph.index,
                 spot=spot_of(graph, nodes[0]),
                 norms=tuple(node.index for node in nodes),
+                gradients=tuple(_behind(graph, node) for node in nodes),
                 scales=tuple(index for index in scales if index not in {n.index for n in nodes}),
                 reads=tuple(_host_reads(graph, nodes)),
             )

@@ -51,7 +51,7 @@ class Arms:
         self.job = job
         self.device = device
         self.program = Program.of(job["nodes"], job["root"], device)
-        self.function = compiled(job["template"], job["inputs"], job["constants"])
+        self.function = compiled(job["template"], job["inputs"], job["constants"], job["imports"])
         self.sizes = Sizes(job)
         self.recorded = {getattr(torch, given["dtype"]) for given in job["inputs"].values() if _is_float(given)}
         if not self.recorded:

@@ -232,19 +232,24 @@ class Failed(Exception):
 
 
 def compiled(
-    template: str, inputs: Mapping[str, Any], constants: Mapping[str, Any]
+    template: str, inputs: Mapping[str, Any], constants: Mapping[str, Any], imports: Sequence[str] = ()
 ) -> Callable[[Mapping[str, torch.Tensor]], Any]:
-    """The template as a function of its tensors by name."""
+    """The template as a function of its tensors by name; raises CannotRun where it cannot be spelled or imported."""
     names = set(PLACEHOLDER.findall(template))
     unknown = sorted(names - set(inputs) - set(constants))
     if unknown:
         raise CannotRun(f"the replacement reads {', '.join(unknown)}, whose values are not known")
+    names_of: dict[str, Any] = {"torch": torch, "F": F}
+    try:
+        exec("\n".join(imports), names_of)
+    except ImportError as error:
+        raise CannotRun(f"the replacement needs what is not there: {error}") from error
     code = compile(PLACEHOLDER.sub(r"_\1_", template).strip(), "<replacement>", "eval")
     fixed = {f"_{name}_": constant(value) for name, value in constants.items()}
 
     def function(tensors: Mapping[str, torch.Tensor]) -> Any:
         given = {f"_{name}_": tensor for name, tensor in tensors.items()}
-        return eval(code, {"torch": torch, "F": F, **fixed, **given})
+        return eval(code, {**names_of, **fixed, **given})
 
     return function
 

@@ -117,6 +117,7 @@ def _job(rewrite: Rewrite, replacement: Replacement, place: Place, graphs: Mappi
     return {
         "template": replacement.template,
         "constants": {name: _plain(value, {}) for name, value in sorted(replacement.constants.items())},
+        "imports": list(replacement.imports),
         "tolerance": rewrite.tolerance,
         "ratio": RATIO,
         "floor": FLOOR_CAP,

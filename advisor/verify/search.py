@@ -135,9 +135,6 @@ class _Search:
             return "a suggestion, never applied"
         if rewrite.safety not in self.allowed:
             return f"not tried: needs --allow {rewrite.safety.value}"
-        rival = next((other for other in self.kept if rewrite.group is not None and other.group == rewrite.group), None)
-        if rival is not None:
-            return f"excluded by {rival.id}, which is kept"
         rules = {other.finding.rule for other in self.kept}
         lacking = [name for name in rewrite.requires if name not in rules]
         if lacking:
@@ -147,8 +144,12 @@ class _Search:
         return None
 
     def _try(self, rewrite: Rewrite, waiting: int) -> None:
-        """Prove, measure, then keep or revert. `waiting` is how many rewrites share the time that is left."""
-        combination = [*self.kept, rewrite]
+        """Prove, measure, then keep or revert. `waiting` is how many rewrites share the time that is left.
+
+        Where one of its exclusive group is kept, it is measured in that one's place.
+        """
+        rival = next((other for other in self.kept if rewrite.group is not None and other.group == rewrite.group), None)
+        combination = [*(other for other in self.kept if other is not rival), rewrite]
         patch, below = self.build(combination), self.build(self.kept)
         skipped = next((reason for other, reason in patch.skipped if other.id == rewrite.id), None)
         if skipped is not None:
@@ -172,13 +173,17 @@ class _Search:
             return
         outcome, reasons = self.judge(timing)
         self._record(rewrite.id, combination, outcome, reasons, numerics, timing)
-        if outcome is Outcome.IMPROVED:
-            self.kept.append(rewrite)
-            self.saved[rewrite.id] = _saved_us(timing)
-            self.timings[rewrite.id] = timing
-            self.rejected.pop(rewrite.id, None)
-        else:
+        if outcome is not Outcome.IMPROVED:
             self.rejected[rewrite.id] = "; ".join(reasons) or outcome.value
+            return
+        self.kept = combination
+        self.saved[rewrite.id] = _saved_us(timing)
+        self.timings[rewrite.id] = timing
+        self.rejected.pop(rewrite.id, None)
+        if rival is not None:
+            self.saved[rewrite.id] += self.saved.pop(rival.id)
+            self.timings.pop(rival.id)
+            self.rejected[rival.id] = f"{rewrite.id} is faster in its place, {timing.speedup:.3f}x"
 
     def _prove(self, patch: Patch) -> Numerics:
         key = _ids(patch.rewrites)

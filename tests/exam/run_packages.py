@@ -1,7 +1,8 @@
 """Examines models of installed packages: `python run_packages.py [--python PATH ...] [NAME ...]`.
 
-The key is packages_key.json. Each script of scripts/ runs with the first interpreter that has its packages: this one,
-then those given.
+The key is packages_key.json. Each script of scripts/ runs with the first interpreter, of those given and this one, that
+has its packages at the versions of the key, or else with the first that has them at all; the table says what it had.
+Transformers needs one in which torchvision is missing or fits torch.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def main() -> None:
     rows = []
     for name, entry in key().items():
         if not given.names or name in given.names:
-            rows.append(_row(name, entry, (sys.executable, *given.python), given.apply))
+            rows.append(_row(name, entry, (*given.python, sys.executable), given.apply))
             tell(rows[-1])
     write(rows, "Models of installed packages", given.results, setting(sys.executable))
 
@@ -60,20 +61,28 @@ def examine(
 
 
 def _row(name: str, entry: dict[str, Any], interpreters: tuple[str, ...], apply: bool) -> Row:
-    packages = tuple(entry["packages"])
-    origin = ", ".join(f"{package} {version}" for package, version in entry["packages"].items()) or "torch"
-    usable = [path for path in interpreters if _has(path, packages)]
-    answer, applied = Answer((), (f"no interpreter has {origin}",)), []
-    if usable:
-        answer, applied = examine(name, usable[0], apply=apply and name not in WITHOUT_LOOP)
-    return row(name, origin, expectations(entry["key"]), answer, applied)
+    asked: dict[str, str] = entry["packages"]
+    had = {path: found for path in interpreters if (found := _versions(path, tuple(asked))) is not None}
+    answer, applied = Answer((), (f"no interpreter has {_origin(asked)}",)), []
+    if had:
+        chosen = next((path for path, found in had.items() if found == asked), next(iter(had)))
+        asked = had[chosen]
+        answer, applied = examine(name, chosen, apply=apply and name not in WITHOUT_LOOP)
+    return row(name, _origin(asked), expectations(entry["key"]), answer, applied)
+
+
+def _origin(versions: dict[str, str]) -> str:
+    return ", ".join(f"{package} {version}" for package, version in versions.items()) or "torch"
 
 
 @functools.cache
-def _has(interpreter: str, packages: tuple[str, ...]) -> bool:
-    names = [package.replace("-", "_") for package in packages]
-    check = f"import importlib.util as u, sys; sys.exit(any(u.find_spec(n) is None for n in {names}))"
-    return subprocess.run([interpreter, "-c", check]).returncode == 0
+def _versions(interpreter: str, packages: tuple[str, ...]) -> dict[str, str] | None:
+    asked = f"import importlib.metadata as m; print(*(m.version(name) for name in {packages}))"
+    ended = subprocess.run([interpreter, "-c", asked], capture_output=True, text=True)
+    if ended.returncode:
+        return None
+    public = [version.partition("+")[0] for version in ended.stdout.split()]  # without the name of the build
+    return dict(zip(packages, public, strict=True))
 
 
 if __name__ == "__main__":

@@ -243,13 +243,13 @@ REWRITTEN = {
     ),
     "a conditional expression": (
         "bias = position\ns = q @ k.mT\ns = s + bias if bias is not None else s\nreturn s.softmax(-1) @ v",
-        "attn_mask=bias if bias is not None else None",
+        "attn_mask=bias.to(q.dtype) if bias is not None else None",
     ),
     "learned bias": ("return (q @ k.mT + self.bias).softmax(-1) @ v", "attn_mask=self.bias"),
     "ALiBi and causal": (
         "s = q @ k.transpose(-2, -1) * 8 ** -0.5\ns = s + position\n"
         "p = s.masked_fill(~self.tri[:T, :T], float('-inf')).softmax(-1)\nreturn p @ v",
-        'position.masked_fill(~self.tri[:T, :T], float("-inf"))',
+        'position.to(q.dtype).masked_fill(~self.tri[:T, :T], float("-inf"))',
     ),
     "subtracted penalty": (
         LONG + "s = q @ k.mT / 3.0 - (1.0 - real.float()) * 1e4\nreturn s.softmax(-1) @ v",
@@ -257,11 +257,11 @@ REWRITTEN = {
     ),
     "a bias before the scale": (
         "return ((q @ k.mT + position) * self.scale).softmax(-1) @ v",
-        "attn_mask=position * self.scale",
+        "attn_mask=position.to(q.dtype) * self.scale",
     ),
     "a bias and a mask before the scale": (
         "s = (q @ k.mT + position).masked_fill(~self.tri[:T, :T], -math.inf) / 3.0\nreturn s.softmax(-1) @ v",
-        '(position / 3.0).masked_fill(~self.tri[:T, :T], float("-inf"))',
+        '(position.to(q.dtype) / 3.0).masked_fill(~self.tri[:T, :T], float("-inf"))',
     ),
     "relative positions: a product added to the product": (
         "BD = torch.einsum('bhid,hjd->bhij', q, self.bias[:, :, :1] + k[0] * 0)\n"

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable, Sequence
 
+import pytest
 from verify_bench import rewrite
 
 from advisor.model import Baseline, Numerics, Outcome, Patch, Rewrite, Safety, Timing, Verdict
@@ -162,10 +163,18 @@ def test_exclusive_groups_hold_one_and_the_other_is_retried() -> None:
 
     lab = MockLab(cost)
     verdict = hunt(lab, rewrite("a", group="g"), rewrite("b", group="g"), rewrite("c"))
-    assert rules(verdict) == ["c", "b"]
+    assert rules(verdict) == ["b", "c"]
     assert not any({"a", "b"} <= set(line.split("> ")[-1].split("+")) for line in lab.log)
-    kept = hunt(MockLab(gains(a=100, b=300)), rewrite("a", group="g"), rewrite("b", group="g"))
-    assert kept.rejected == {"b@train.py:1": "excluded by a@train.py:1, which is kept"}
+
+
+def test_of_an_exclusive_group_the_fastest_is_kept() -> None:
+    faster = hunt(MockLab(gains(a=100, b=300)), rewrite("a", group="g"), rewrite("b", group="g"))
+    assert rules(faster) == ["b"]
+    assert faster.rejected == {"a@train.py:1": "b@train.py:1 is faster in its place, 1.286x"}
+    assert faster.saved_us["b@train.py:1"] == pytest.approx(300, rel=0.05)
+    slower = hunt(MockLab(gains(a=300, b=100)), rewrite("a", group="g"), rewrite("b", group="g"))
+    assert rules(slower) == ["a"]
+    assert list(slower.rejected) == ["b@train.py:1"]
 
 
 def test_prerequisites_must_be_kept() -> None:

@@ -1,0 +1,214 @@
+"""Does a model compute the same in the channels-last memory format, and which line of a file makes and calls it?"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from advisor.made import own_class
+from advisor.model import Graph, Node, Span
+from advisor.patterns.callsites import around
+from advisor.patterns.convolutions import Convolution, flattened_activation
+from advisor.patterns.regions import calls
+from advisor.semantics import operation
+from advisor.source import Source
+
+DRAWS = (
+    "dropout",
+    "alpha_dropout",
+    "rand_like",
+    "randn_like",
+    "bernoulli",
+    "bernoulli_",
+    "normal_",
+    "uniform_",
+    "rrelu",
+)
+VIEWS = frozenset({"view", "view_as", "as_strided"})
+READS_LAYOUT = frozenset({"stride", "is_contiguous", "as_strided", "data_ptr", "storage", "untyped_storage"})
+FLATTENED = frozenset({"parameters_to_vector", "vector_to_parameters"})
+OF_PARAMETERS = frozenset({"parameters", "named_parameters", "state_dict", "grad", "weight", "data"})
+WRAPPERS = frozenset(f"torch.{name}" for name in ("compile", "nn.DataParallel", "nn.parallel.DistributedDataParallel"))
+IN_PLACE = frozenset("to cuda cpu float double half bfloat16 requires_grad_ train eval".split())  # return their module
+LIBRARIES = ("torchvision.models.", "timm.", "torch.nn.Sequential")
+ARGUMENT = "L_args_0_"  # what capture names a tensor that is the model's first argument itself
+
+
+def depends_on_layout(graphs: Sequence[Graph], sources: Sequence[Source]) -> str | None:
+    """Why a model whose activations lie in another order in memory may compute something else, or fail."""
+    flat = next((f for graph in graphs if (f := flattened_activation(graph)) is not None), None)
+    if flat is not None:
+        return f"`{flat.name}` reads an activation in the order of its memory: in another layout it copies or fails"
+    drawn = next((n for graph in graphs for n in calls(graph, *DRAWS) if _is_image(n) and _may_draw(n)), None)
+    if drawn is not None:
+        return f"`{drawn.name}` draws in the order of memory: in another layout each element gets another number"
+    for source in sources:
+        for node in ast.walk(source.tree):
+            name, line = _reads_layout(source, node), getattr(node, "lineno", 0)
+            if name is not None:
+                return f"`{name}` in {source.path}:{line} reads the order in memory"
+        line = _unseen_view(source, graphs)
+        if line is not None:
+            return f"{source.path}:{line} views a tensor and did not run: of an activation or weight it may fail"
+    return None
+
+
+def unfit_model(graph: Graph) -> str | None:
+    """Why a model and its argument cannot be converted together, None where they can; `graph` is its first."""
+    inputs = [n for n in graph.nodes if n.op == "placeholder" and n.facts.get("origin") != "state"]
+    images = len(inputs) == 1 and inputs[0].target == ARGUMENT and len(inputs[0].shape or ()) == 4
+    if not images:
+        return "the model takes something else than one batch of images"
+    volume = next((n for n in graph.nodes if n.facts.get("origin") == "state" and len(n.shape or ()) == 5), None)
+    if volume is not None:
+        return f"`{volume.name}` has five dimensions, which the layout does not know"
+    return None
+
+
+def _is_image(node: Node) -> bool:
+    shape = node.shape or ()
+    return len(shape) == 4 and shape[1] > 1 and shape[2] * shape[3] > 1
+
+
+def _may_draw(node: Node) -> bool:
+    """Dropout with the probability 0, or in evaluation, draws nothing that is seen."""
+    given = [*node.args[1:], *node.kwargs.values()]
+    return operation(node) != "dropout" or not (0.0 in given[:1] or any(value is False for value in given[1:2]))
+
+
+def _reads_layout(source: Source, node: ast.AST) -> str | None:
+    """What of a node of the tree reads the order in memory of a tensor or flattens parameters."""
+    if isinstance(node, (ast.Name, ast.Attribute)):
+        name = node.id if isinstance(node, ast.Name) else node.attr
+        if name in FLATTENED and not isinstance(source.parents.get(node), ast.alias):
+            return name
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in READS_LAYOUT:
+        return None if own_class(source, node.func.value) is not None else node.func.attr
+    return None
+
+
+def _unseen_view(source: Source, graphs: Sequence[Graph]) -> int | None:
+    """The line of a view that did not run, in a method of a module or of what parameters hold."""
+    ran = {
+        frame.line
+        for graph in graphs
+        for node in graph.nodes
+        if operation(node) in VIEWS
+        for frame in node.frames
+        if frame.path == source.path
+    }
+    modules = {id(n) for owner in source.classes if _is_module(owner) for n in ast.walk(owner)}
+    for node in ast.walk(source.tree):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or node.func.attr not in VIEWS:
+            continue
+        lines = {line for line, _ in source.starts(node)}
+        if not lines & ran and (id(node) in modules or _of_parameters(source, node)):
+            return min(lines)
+    return None
+
+
+def _of_parameters(source: Source, call: ast.Call) -> bool:
+    """Whether what is viewed is a parameter or gradient: by its attribute, or in a loop over them."""
+    assert isinstance(call.func, ast.Attribute)
+    looped = [n.iter for n in around(source, call) if isinstance(n, (ast.For, ast.comprehension))]
+    looped += [g.iter for n in around(source, call) for g in getattr(n, "generators", ())]
+    return any(
+        isinstance(n, ast.Attribute) and n.attr in OF_PARAMETERS
+        for expression in (call.func.value, *looped)
+        for n in ast.walk(expression)
+    )
+
+
+def _is_module(owner: ast.ClassDef) -> bool:
+    return any(isinstance(n, ast.FunctionDef) and n.name == "forward" for n in owner.body)
+
+
+# ------------------------------------------------------------------------------------------------------ where it stands
+
+
+@dataclass(frozen=True)
+class Called:
+    """A model's construction (`made`, the whole assignment `statement`) and the only argument it is called with."""
+
+    made: ast.Call
+    statement: ast.Assign
+    argument: ast.expr
+
+
+def called_model(sources: Sequence[Source], source: Source, at: Span, found: Convolution) -> Called | None:
+    """The model that holds a convolution and is called at a place; None where the file does not show exactly one."""
+    fitting: list[Called | None] = []
+    column = at.column if at.end_column is not None else None
+    for call in (e for e in source.expressions_at(at.line, column) if isinstance(e, ast.Call)):
+        if not isinstance(call.func, ast.Name):
+            continue
+        statement = _only_assignment(source, call.func.id)
+        if statement is None or not isinstance(statement.value, ast.Call):
+            continue
+        if not _holds(sources, source, statement.value, found):
+            continue
+        alone = len(call.args) == 1 and not call.keywords and not isinstance(call.args[0], ast.Starred)
+        fitting.append(Called(statement.value, statement, call.args[0]) if alone else None)
+    return fitting[0] if len(fitting) == 1 else None
+
+
+def viewed_result(source: Source, called: Called) -> bool:
+    """Whether the function around a call views the model's result: `model(x).view(...)`, `y = model(x)`, `y.view()`."""
+    statement = source.statement_of(called.argument)
+    names = {n.id for n in ast.walk(statement) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    function = source.function_at(called.argument.lineno) or source.tree
+    for node in ast.walk(function):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in VIEWS:
+            inside = list(ast.walk(node.func.value))
+            if called.argument in inside or any(isinstance(n, ast.Name) and n.id in names for n in inside):
+                return True
+    return False
+
+
+def returns_image(graph: Graph) -> bool:
+    """Whether a graph gives an activation of four dimensions back."""
+    given = (i for n in graph.nodes if n.op == "output" for i in n.inputs())
+    return any(_is_image(graph.nodes[index]) for index in given)
+
+
+def _holds(sources: Sequence[Source], source: Source, value: ast.expr, found: Convolution) -> bool:
+    """Whether a construction makes a module of a class that may hold a convolution."""
+    if not isinstance(value, ast.Call):
+        return False
+    name = source.qualified(value.func) or ""
+    if name in WRAPPERS:
+        return bool(value.args) and _holds(sources, source, value.args[0], found)
+    if isinstance(value.func, ast.Attribute) and value.func.attr in IN_PLACE and isinstance(value.func.value, ast.Call):
+        return _holds(sources, source, value.func.value, found)
+    if name.startswith(LIBRARIES):
+        return True
+    own = ast.unparse(value.func).rsplit(".", 1)[-1]
+    first = (found.node.module or "").split(".")[0]
+    return any(first in _attributes(owner) for owner in _with_bases(sources, own))
+
+
+def _with_bases(sources: Sequence[Source], name: str) -> list[ast.ClassDef]:
+    """The classes of a name in the files, with those they are made from."""
+    every = [c for source in sources for c in source.classes]
+    found = [c for c in every if c.name == name]
+    for owner in found:
+        names = {ast.unparse(base).rsplit(".", 1)[-1] for base in owner.bases}
+        found += [c for c in every if c.name in names and c not in found]
+    return found
+
+
+def _attributes(owner: ast.ClassDef) -> set[str]:
+    """The names of the attributes that a class gives its instances."""
+    return {n.attr for n in ast.walk(owner) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store)}
+
+
+def _only_assignment(source: Source, name: str) -> ast.Assign | None:
+    """The statement `name = ...` where nothing else in the file gives the name a value."""
+    stores = [
+        n for n in ast.walk(source.tree) if isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Store)
+    ]
+    parameters = [a for a in ast.walk(source.tree) if isinstance(a, ast.arg) and a.arg == name]
+    statement = source.statement_of(stores[0]) if len(stores) == 1 and not parameters else None
+    alone = isinstance(statement, ast.Assign) and len(statement.targets) == 1 and statement.targets[0] is stores[0]
+    return statement if alone and isinstance(statement, ast.Assign) else None
