@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from advisor import codemod
-from advisor.forms import kernel_form
+from advisor.forms import kernel_form, transforms, words
 from advisor.model import Form, Graph, Replacement
 from advisor.patterns import Attention
 from advisor.patterns.shown_axes import rank_is_shown
@@ -29,15 +29,6 @@ FLASH_SINCE, FLASH_BEFORE = (2, 1, 0), (3, 0, 0)  # flash_attn_func of the secon
 FLASH_WIDTH = 256  # of a head
 FLASH_KEYWORDS = {"is_causal": "causal", "scale": "softmax_scale", "dropout_p": "dropout_p"}
 SWAP = ".transpose(1, 2)"  # of heads and positions
-
-# what kernels written as an autograd.Function of their own know nothing of: gradients of gradients, the transforms of
-# torch.func, TorchScript, distributed tensors
-TRANSFORMS = frozenset(
-    "create_graph functorch vmap vjp jvp jacrev jacfwd hessian forward_ad gradgradcheck DTensor distribute_tensor "
-    "distribute_module parallelize_module".split()
-)
-Importing = (ast.Import, ast.ImportFrom)
-TRANSFORM_MODULES = ("torch.func", "torch.jit", "torch.autograd.functional")
 
 
 def liger_rms_norm(ctx: Context, graph: Graph, site: Site, plain: Replacement) -> Iterator[Form]:
@@ -191,12 +182,12 @@ def kernels_of(ctx: Context, package: str, since: tuple[int, ...], before: tuple
     if found is None or ctx.profile.hardware.kind != "cuda":
         return False
     version = tuple(int(part or 0) for part in found.groups())
-    return since <= version and (before is None or version < before) and not any(map(_transforms, ctx.sources))
+    return since <= version and (before is None or version < before) and not any(map(transforms, ctx.sources))
 
 
 def named_in(sources: Sequence[Source], names: frozenset[str]) -> bool:
     """Whether the files use one of some names: as a keyword of a call, an attribute, an import or a variable."""
-    return any(_words(source) & names for source in sources)
+    return any(words(source) & names for source in sources)
 
 
 def recorded_dtype(ctx: Context, site: Site, names: Sequence[str]) -> str | None:
@@ -222,25 +213,3 @@ def is_free(source: Source, name: str, package: str) -> bool:
     """Whether a file can import a name of a package: it gives it to nothing else."""
     known = source.imports.get(name, "").startswith(f"{package}.")
     return known or re.search(rf"\b{name}\b", source.text) is None
-
-
-def _transforms(source: Source) -> bool:
-    imported = [(n, alias) for n in ast.walk(source.tree) if isinstance(n, Importing) for alias in n.names]
-    modules = [alias.name if isinstance(n, ast.Import) else f"{n.module}.{alias.name}" for n, alias in imported]
-    modules += [source.qualified(n) or "" for n in ast.walk(source.tree) if isinstance(n, ast.Attribute)]
-    inside = any(name == m or name.startswith(f"{m}.") for name in modules for m in TRANSFORM_MODULES)
-    return inside or bool(_words(source) & TRANSFORMS)
-
-
-def _words(source: Source) -> set[str]:
-    found: set[str] = set()
-    for node in ast.walk(source.tree):
-        if isinstance(node, ast.keyword) and node.arg is not None:
-            found.add(node.arg)
-        elif isinstance(node, ast.Attribute):
-            found.add(node.attr)
-        elif isinstance(node, ast.Name):
-            found.add(node.id)
-        elif isinstance(node, Importing):
-            found |= {part for alias in node.names for part in alias.name.split(".")}
-    return found

@@ -35,6 +35,7 @@ from advisor.model import (
     Span,
 )
 from advisor.patterns import NearMiss, Region
+from advisor.patterns.callsites import differentiates_twice
 from advisor.patterns.shown_axes import unshown_axis
 from advisor.places import is_own
 from advisor.roofline import BYTES, optimizer_bytes
@@ -113,6 +114,14 @@ class Context:
         spans += [frame for g in self.profile.graphs for node in g.nodes for frame in node.frames]
         paths = {span.path for span in spans if span is not None and is_own(span)}
         return with_imported(self.read, paths if self.script is None else paths | {self.script})
+
+    @cached_property
+    def needs_unfused_attention(self) -> str | None:
+        """Why fused attention would fail: the call of the user's files that asks for gradients of gradients."""
+        calls = (differentiates_twice(source) for source in self.sources)
+        first = next((call for call in calls if call is not None), None)
+        reason = "differentiates gradients again, for which fused attention has no derivative"
+        return None if first is None else f"`{first}` {reason}"
 
     @property
     def graphs(self) -> tuple[Graph, ...]:
@@ -521,7 +530,7 @@ class GraphRule(Rule):
     def _compiled(self, ctx: Context, site: Site) -> Iterator[Form]:
         """The form that leaves the region to the compiler, where that is what a GPU gains most from."""
         if self.compiler_fuses and ctx.profile.hardware.kind == "cuda":
-            form = compiled_form(site.alignment.source, site.span.line, ctx.graphs)
+            form = compiled_form(ctx.sources, site.alignment.source, site.span.line, ctx.graphs)
             if form is not None:
                 yield form
 

@@ -45,7 +45,7 @@ from advisor.libraries import (
 )
 from advisor.model import Decline, Evidence, Finding, Graph, Rewrite, Safety, Span
 from advisor.patterns import Attention, NearMiss, Region, attention_regions
-from advisor.patterns.callsites import differentiates_twice, keyword, own_paths, package_file, spreads
+from advisor.patterns.callsites import keyword, package_file, spreads
 from advisor.patterns.regions import calls
 from advisor.patterns.sdpa import FUSED, MATH
 from advisor.rule import UNLINKED, Context, Example, GraphRule, step
@@ -233,14 +233,14 @@ class LibraryAttention(GraphRule):
 
 def _switch(ctx: Context, package: str, found: list[tuple[Graph, Region]]) -> _Switch | str:
     """The one line of the script that chose written-out attention, or why there is nothing to change."""
-    reason = _no_other_form(package, found)
+    reason = _no_other_form(package, found) or ctx.needs_unfused_attention
     if reason is not None:
         return reason
     look = LOOK.get(package)
     if look is None:
         return f"no switch of {package} is known: ask it for its fused form"
     switches: list[_Switch] = []
-    for source in _own_sources(ctx):
+    for source in ctx.sources:
         reason = _needs_weights(source)
         if reason is not None:
             return reason
@@ -278,11 +278,6 @@ def _no_other_form(package: str, found: list[tuple[Graph, Region]]) -> str | Non
     return None
 
 
-def _own_sources(ctx: Context) -> list[Source]:
-    sources = {source.path: source for source in map(ctx.read, own_paths(ctx.profile))}
-    return list(sources.values())
-
-
 READS = frozenset("attentions cross_attentions decoder_attentions encoder_attentions".split())
 READS |= {"pre_softmax_attn", "post_softmax_attn"}  # of x-transformers
 ASKS = frozenset({"output_attentions", "return_attn", "return_attn_z_loss", "head_mask"})
@@ -301,8 +296,7 @@ def _needs_weights(source: Source) -> str | None:
         asked = [name for name, value in _named_values(node) if name in ASKS and not _is(value, False)]
         if asked:
             return f"{asked[0]} {WANTED}"
-    again = differentiates_twice(source)
-    return f"`{again}` differentiates gradients again, for which fused attention has no derivative" if again else None
+    return None
 
 
 def _named_values(node: ast.AST) -> Iterator[tuple[str | None, ast.expr]]:
@@ -424,7 +418,7 @@ REFUSING = frozenset({"conv2d", "topk", "sigmoid", "tanh"})
 
 def _refused(ctx: Context, found: list[tuple[Graph, Region]]) -> str | None:
     """The argument, or an operation, because of which no attention that the script makes has a fused form."""
-    refused = [_refused_argument(call) for source in _own_sources(ctx) for call, _ in _attention_makers(source)]
+    refused = [_refused_argument(call) for source in ctx.sources for call, _ in _attention_makers(source)]
     if refused and None not in refused:
         return refused[0]
     between = [REFUSING & _operations(graph, graph.nodes[region.root].module or "") for graph, region in found]

@@ -34,7 +34,7 @@ from advisor import codemod
 from advisor.libraries import LIGER, Liger
 from advisor.model import Decline, Evidence, Finding, Graph, Node, Ref, Rewrite, Safety, Span
 from advisor.patterns import NearMiss, Region
-from advisor.patterns.callsites import own_paths, package_file, scope_of
+from advisor.patterns.callsites import package_file, scope_of
 from advisor.patterns.regions import calls
 from advisor.rule import Context, Example, GraphRule, step, tensor_bytes
 from advisor.source import Source
@@ -148,7 +148,7 @@ class LibraryFusedOps(GraphRule):
             yield self.decline(called, "the kernels of Liger need a GPU")
             return
         shares = _shares(ctx, liger, kind)
-        if any(_trains_on_logits(source) for source in map(ctx.read, own_paths(ctx.profile))):
+        if any(_trains_on_logits(source) for source in ctx.sources):
             shares = [share for share in shares if share.option != "fused_linear_cross_entropy"]
         measured = [(cost, s) for s in shares if (cost := _cost(ctx, s)) is not None]
         worth = [(cost, s) for cost, s in measured if cost / ctx.step_us >= ctx.gate(self)]

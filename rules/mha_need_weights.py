@@ -139,6 +139,7 @@ class MhaNeedWeights(GraphRule):
             return self.decline(first.span, "the call of the module was not found in this line")
         reason = _kept(source, call) or _other_modules(graphs, regions, first)
         reason = reason or _in_another_instance(ctx, source, call) or _hint_elsewhere(ctx, source, call, nodes)
+        reason = reason or ctx.needs_unfused_attention
         if reason is not None:
             return self.decline(source.span(call), reason)
         floor = sum(_floor_us(ctx, graph, node) for graph, node in nodes)

@@ -157,6 +157,8 @@ class NaiveAttention(GraphRule):
         calls = [(region, g) for region, g in site.pairs(ctx) if isinstance(region, Attention)]
         if len({_form(region) for region, _ in calls}) != 1:
             return self.decline(site.span, "calls of the same code differ in mask, scale or layout")
+        if ctx.needs_unfused_attention is not None:
+            return self.decline(site.span, ctx.needs_unfused_attention)
         empty = _empty_rows(ctx, calls, site)
         if empty is not None and empty[0]:
             return self.decline(site.span, empty[1])

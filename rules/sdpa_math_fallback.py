@@ -32,7 +32,7 @@ from typing import TypeAlias
 from advisor.align import Miss
 from advisor.model import Decline, Evidence, Finding, Graph, Node, Operators, Safety, Span
 from advisor.patterns import NearMiss, Region
-from advisor.patterns.callsites import differentiates_twice, is_tensor, own_paths, package_file
+from advisor.patterns.callsites import is_tensor, package_file
 from advisor.patterns.sdpa import FUSED, MATH, Sdpa, math_cause, sdpa_calls
 from advisor.rule import UNLINKED, Context, Example, GraphRule, Site, step
 
@@ -212,10 +212,9 @@ SWITCHES = frozenset({"enable_flash_sdp", "enable_mem_efficient_sdp", "enable_cu
 
 def _math_is_wanted(ctx: Context) -> str | None:
     """Why the script needs the math path or asked for it; None where nothing of its files says so."""
-    for source in map(ctx.read, own_paths(ctx.profile)):
-        again = differentiates_twice(source)
-        if again is not None:
-            return f"`{again}` differentiates gradients again, for which the fused kernels have no derivative"
+    if ctx.needs_unfused_attention is not None:
+        return ctx.needs_unfused_attention
+    for source in ctx.sources:
         for call in (n for n in ast.walk(source.tree) if isinstance(n, ast.Call)):
             name = ast.unparse(call.func).rsplit(".", 1)[-1]
             given = ast.unparse(call)

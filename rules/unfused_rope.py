@@ -4,19 +4,21 @@
 Points at rotary embeddings of queries and keys, once per place in the source, and names their layout: half-split, where
 element i is paired with element i + D/2 (GPT-NeoX, Llama in transformers), or interleaved, where neighbours are paired
 (RoFormer, GPT-J, Llama as published). Says when the cosines and sines are computed anew for several of them in one
-step. The source is left as it is.
+step. Where the function that computes it computes nothing that a compiler would not fuse, it is put under
+`torch.compile`; in any other place the finding is a suggestion.
 
 ## Why it costs
 Slices, negation, concatenation, two products and a sum are one kernel each, forward and backward, where one pass would
 do. They are memory-bound: the time is the traffic.
 
 ## When not to
-Inside a compiled region: the compiler has fused it. The two layouts are not exchangeable: a kernel for the other one
-gives other numbers with the same checkpoint.
+Inside a compiled region: the compiler has fused it. Where every call has other sizes: the compiler starts again for
+them, and gives up after a few. The two layouts are not exchangeable: a kernel for the other one gives other numbers
+with the same checkpoint.
 
 ## Fix safety
-SUGGEST: never applied. PyTorch has no fused rotary operation; compiling the block or a kernel of another package is for
-the user to choose.
+NUMERICS: the compiler keeps intermediates in registers, in float32. PyTorch has no fused rotary operation; compiling
+the block that holds it or a kernel of another package is for the user to choose.
 
 ## References
 - Su, Lu, Pan, Murtadha, Wen, Liu, RoFormer: Enhanced Transformer with Rotary Position Embedding, 2021
@@ -27,10 +29,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from advisor.model import Decline, Evidence, Finding, Graph, Safety
+from advisor import codemod
+from advisor.forms import compiled_form, is_compiled
+from advisor.model import Decline, Evidence, Finding, Graph, Rewrite, Safety
 from advisor.patterns import NearMiss, Region, rope_regions, table_source
 from advisor.patterns.rope import table_key
 from advisor.rule import COMPILED, Context, Example, GraphRule, step, tensor_bytes
+from advisor.source import Source
 
 MODEL = """\
 import torch
@@ -64,17 +69,29 @@ ADVICE = "compile the block that holds it, or use a rotary kernel of the same la
 
 
 class UnfusedRope(GraphRule):
-    """q * cos + rotate_half(q) * sin is pointed at."""
+    """q * cos + rotate_half(q) * sin in a function of its own -> the function under torch.compile."""
 
     id = "unfused-rope"
-    safety = Safety.SUGGEST
+    safety = Safety.NUMERICS
     worth = 0.02
     title = ADVICE
     in_library = "compile the layers that hold it, or ask the library for its fused rotary kernel"
     examples = (
         Example(
             before=MODEL.replace("{body}", "return q * self.cos + rotate_half(q) * self.sin"),
-            after=MODEL.replace("{body}", "return q * self.cos + rotate_half(q) * self.sin"),
+            after=MODEL.replace("{body}", "return q * self.cos + rotate_half(q) * self.sin").replace(
+                "    def forward", "    @torch.compile\n    def forward"
+            ),
+            profile=step(10_000, nodes=0.2),
+            saves=(0, 2_000),
+        ),
+        Example(
+            before=MODEL.replace("{body}", "return self.out(q * self.cos + rotate_half(q) * self.sin)").replace(
+                "        angles", "        self.out = nn.Linear(8, 8)\n        angles"
+            ),
+            after=MODEL.replace("{body}", "return self.out(q * self.cos + rotate_half(q) * self.sin)").replace(
+                "        angles", "        self.out = nn.Linear(8, 8)\n        angles"
+            ),
             profile=step(10_000, nodes=0.2),
             saves=(0, 2_000),
         ),
@@ -93,7 +110,8 @@ class UnfusedRope(GraphRule):
         first = regions[0]
         span = graphs[first.graph].nodes[first.root].span
         assert span is not None
-        if "compiled" in ctx.profile.missing:
+        source = ctx.read(span.path)
+        if "compiled" in ctx.profile.missing or is_compiled(source, span.line):
             return self.decline(span, COMPILED)
         known = [cost for r in regions if (cost := ctx.cost_us(r.graph, r.inner)) is not None]
         if not known:
@@ -109,6 +127,8 @@ class UnfusedRope(GraphRule):
         again = len(made) > len(tables)
         repeated = f"; its cosines and sines are computed {len(made)} times a step" if again else ""
         repeated += f", for {len(tables)} different tables" if again and len(tables) > 1 else ""
+        form = compiled_form(ctx.sources, source, span.line, ctx.graphs)
+        advice = {} if form is not None else {"not applied": f"compute each table once; {ADVICE}" if again else ADVICE}
         return self.finding(
             span,
             f"rotary position embedding ({layout} pairs) is written out, one kernel for every operation{repeated}",
@@ -122,5 +142,11 @@ class UnfusedRope(GraphRule):
                 Evidence(what="calls of this code per step", value=len(regions), unit="calls"),
                 Evidence(what="computations of its tables per step", value=len(made), unit="calls"),
             ),
-            values={"not applied": f"compute each table once; {ADVICE}" if again else ADVICE},
+            values=advice,
         )
+
+    def rewrite(self, finding: Finding, source: Source) -> Rewrite | Decline:
+        if "not applied" in finding.values:
+            return self.decline(finding.span, finding.values["not applied"])
+        edits = codemod.decorated(source, finding.span.line, "torch.compile")
+        return self.edit(finding, "compile the function that computes it", edits)

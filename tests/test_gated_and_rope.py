@@ -154,13 +154,19 @@ ROPES = {
 }
 
 
+NOT_FUSED = ("interleaved", "interleaved, complex")  # what a compiler fuses is not known of all they do
+
+
 @pytest.mark.parametrize("name", ROPES)
 def test_rotary_embedding_is_pointed_at_with_its_layout(name: str, tmp_path: Path) -> None:
     found, before, after = results("unfused-rope", ROPES[name], tmp_path)
     assert [type(f) for f in found] == [Finding], found
     assert isinstance(found[0], Finding)
     assert f"({name.split(',')[0]} pairs)" in found[0].message
-    assert before == after
+    if name in NOT_FUSED:
+        assert before == after
+    else:
+        assert after == before.replace("    def forward", "    @torch.compile\n    def forward")
 
 
 def test_tables_made_in_the_step_are_counted(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterator, Sequence
 
-from advisor.model import Node, Profile
+from advisor.model import Node
 from advisor.source import Source
 
 INSTALLED = ("site-packages/", "dist-packages/")
@@ -25,16 +25,6 @@ def package_file(node: Node) -> str | None:
 
 
 NOT_OWN = (*INSTALLED, "lib/python3", "outside/", "<", "/")  # how paths of files begin that are not the user's
-
-
-def own_paths(profile: Profile) -> list[str]:
-    """The user's files that a run has shown: those with operations, calls of graphs, loaders and optimizers."""
-    spans = [g.span for g in profile.graphs]
-    spans += [use.span for use in profile.optimizers] + [loader.span for loader in profile.loaders]
-    for graph in profile.graphs:
-        for node in graph.nodes:
-            spans += [node.span, *node.frames]
-    return sorted({s.path for s in spans if s is not None and not s.path.startswith(NOT_OWN)})
 
 
 def differentiates_twice(source: Source) -> str | None:
