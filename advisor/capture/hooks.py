@@ -258,7 +258,8 @@ class Hooks:
         place = next((i for i, arg in enumerate(args) if i > 0 and callable(arg)), None)
         closure = args[place] if place is not None else kwargs.get("closure")
         if closure is None:
-            self.plan.gradients_ready(optimizer)
+            if not self._only_draws(optimizer):
+                self.plan.gradients_ready(optimizer)
             return None
 
         def recorded() -> Any:
@@ -273,6 +274,8 @@ class Hooks:
 
     def _on_optimizer_end(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         """A step ends when the optimizer that stepped first steps again; others belong to the same step."""
+        if self._only_draws(optimizer):
+            return
         if self._lead is None:
             self._lead = optimizer
         if optimizer is self._lead:
@@ -281,6 +284,10 @@ class Hooks:
             if self.on_step is not None:
                 self.on_step(index)
             self.plan.step_end(index)
+
+    def _only_draws(self, optimizer: Any) -> bool:
+        """Whether a step trains nothing: before any backward pass and without a gradient, to draw a schedule, say."""
+        return self.backwards == 0 and not _has_gradients(optimizer)
 
     # ------------------------------------------------------------------------------------------------------ summaries
 
@@ -291,6 +298,10 @@ class Hooks:
     def describe_optimizers(self) -> list[dict[str, Any]]:
         """What was seen of each optimizer that exists."""
         return [_describe_optimizer(record) for record in self.optimizers]
+
+
+def _has_gradients(optimizer: Any) -> bool:
+    return any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
 
 
 def _random_states() -> tuple[bytes, Any, Any]:

@@ -24,7 +24,6 @@ def package_file(node: Node) -> str | None:
     return next((path.rsplit(mark, 1)[1] for mark in INSTALLED if mark in path), None)
 
 
-NOT_OWN = (*INSTALLED, "lib/python3", "outside/", "<", "/")  # how paths of files begin that are not the user's
 
 
 def differentiates_twice(source: Source) -> str | None:

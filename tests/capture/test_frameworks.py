@@ -153,3 +153,15 @@ def test_nothing_recorded_names_the_folder_of_the_user(tmp_path: Path) -> None:
     capture(scripts.KERNEL_BENCH, tmp_path)
     for name in ("graph.json", "probe.json"):
         assert str(tmp_path) not in (tmp_path / "out" / name).read_text(encoding="utf-8")
+
+
+def test_steps_that_only_draw_a_schedule_are_none(tmp_path: Path) -> None:
+    drawing = (
+        "import torch\n"
+        "dummy = torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=1.0)\n"
+        "schedule = torch.optim.lr_scheduler.LambdaLR(dummy, lambda step: 0.9**step)\n"
+        "for _ in range(50):\n    dummy.step()\n    schedule.step()\n"
+    )
+    captured = capture(drawing + scripts.LOOP.replace("{body}", "pass"), tmp_path)
+    assert captured.facts.step_us and captured.graphs
+    assert captured.linked is not None and captured.linked > 0.5
