@@ -1,7 +1,8 @@
 """A causal mask is given to scaled_dot_product_attention as a tensor, so the kernel reads it and skips nothing.
 
 ## What it does
-Replaces a mask that is the lower triangle by `is_causal=True` and drops the mask argument.
+Replaces a mask that is the lower triangle by `is_causal=True` and drops the mask argument, and with it a buffer outside
+of the state dict that nothing else reads.
 
 ## Why it costs
 The mask is read for every head, and half of the blocks it hides are computed all the same; on CUDA the flash kernel
@@ -9,9 +10,10 @@ takes no mask at all (PyTorch, aten/src/ATen/native/transformers/cuda/sdp_utils.
 reports 1.10 times the forward speed at 1024 tokens and 2.62 times at 4096 for `is_causal`.
 
 ## When not to
-When the mask holds more than the triangle (padding, a window, a bias), comes from the batch or from the caller, or when
-there are more keys than queries: `is_causal=True` aligns the triangle at the top left, where a decoder with a cache
-needs it at the bottom right.
+When the mask holds more than the triangle (padding, a window, a bias) or comes from the batch or from the caller; when
+the source does not show that every instance makes the same triangle (an argument of the constructor, a subclass, a
+method that writes into it); when there are more keys than queries: `is_causal=True` aligns the triangle at the top
+left, where a decoder with a cache needs it at the bottom right.
 
 ## Fix safety
 NUMERICS: the same sum by another kernel. With dropout the draws come from another place of the random stream.
@@ -46,8 +48,7 @@ from torch import nn
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
-        self.register_buffer("tri", torch.tril(torch.ones(16, 16, dtype=torch.bool)), persistent=False)
-
+{buffer}
     def forward(self, q, k, v):
         T = q.size(2)
 {body}
@@ -63,8 +64,11 @@ def get_inputs():
 CONDITIONS = (ast.If, ast.Try, ast.Match)
 
 
-def _model(*lines: str) -> str:
-    return MODEL.replace("{body}", "".join(f"        {line}\n" for line in lines))
+BUFFER = '        self.register_buffer("tri", torch.tril(torch.ones(16, 16, dtype=torch.bool)), persistent=False)\n'
+
+
+def _model(*lines: str, buffer: str = BUFFER) -> str:
+    return MODEL.replace("{buffer}", buffer).replace("{body}", "".join(f"        {line}\n" for line in lines))
 
 
 class MaterialisedCausalMask(GraphRule):
@@ -79,7 +83,7 @@ class MaterialisedCausalMask(GraphRule):
     examples = (
         Example(
             before=_model("return F.scaled_dot_product_attention(q, k, v, attn_mask=self.tri[:T, :T])"),
-            after=_model("return F.scaled_dot_product_attention(q, k, v, is_causal=True)"),
+            after=_model("return F.scaled_dot_product_attention(q, k, v, is_causal=True)", buffer=""),
             profile=step(10_000, nodes=0.4),
             saves=(0, 4_000),
         ),
