@@ -49,8 +49,7 @@ def plan(
             suggestions.append((finding, f"installed packages are never edited: {rule.in_library}"))
             continue
         try:
-            result = rule.rewrite(finding, read(finding.span.path))
-            others = _others(rule, finding, read(finding.span.path))
+            result, others = _answers(rule, finding, read(finding.span.path))
         except CannotEdit as error:
             suggestions.append((finding, f"the source cannot be edited there: {error}"))
             continue
@@ -71,9 +70,13 @@ def plan(
     return Plan(rewrites=tuple(rewrites), suggestions=tuple(suggestions), errors=tuple(errors))
 
 
-def _others(rule: Rule, finding: Finding, source: Source) -> list[Rewrite]:
-    """The other forms of a rewrite, as far as they can be written at this place."""
-    found: list[Rewrite] = []
+def _answers(rule: Rule, finding: Finding, source: Source) -> tuple[Rewrite | Decline, list[Rewrite]]:
+    """What a rule makes of a finding, with the other forms as far as they can be written at this place."""
+    result = rule.rewrite(finding, source)
+    forms: list[Rewrite] = []
     with suppress(CannotEdit):  # the first form stands
-        found += rule.forms(finding, source)
-    return found
+        forms += rule.forms(finding, source)
+    for given, kinds in ((result, (Rewrite, Decline)), *((form, (Rewrite,)) for form in forms)):
+        if not isinstance(given, kinds):
+            raise TypeError(f"it gave {given!r} where a rewrite is due")
+    return result, forms

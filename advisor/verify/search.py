@@ -240,13 +240,16 @@ class _Search:
     # ------------------------------------------------------------------------------------------------------- ablation
 
     def ablate(self) -> bool:
-        """Drop each kept rewrite once; keep the drop if it wins, then retry what the dropped one had excluded.
+        """Drop each kept rewrite once; keep the drop if it wins, then retry the others of its exclusive group.
 
-        The rewrite kept last needs no ablation: its own race was one. Begins a race only where time is left for it and
-        for the race of the whole patch that a drop makes necessary. True when what is kept has changed.
+        A rewrite that was raced against just the others needs no ablation. Begins a race only where time is left for it
+        and for the race of the whole patch that a drop makes necessary. True when what is kept has changed.
         """
         before = list(self.kept)
-        for rewrite in before[:-1]:
+        for rewrite in before:
+            rest = _ids([other for other in self.kept if other is not rewrite])
+            if any(trial.label == rewrite.id and trial.against == rest for trial in self.trials):
+                continue
             if self.lab.seconds_left() < 2.5 * max(self.longest_race_s, LEAST_RACE_S):
                 break
             if rewrite in self.kept and not any(rewrite.finding.rule in other.requires for other in self.kept):
@@ -275,10 +278,11 @@ class _Search:
         self._retry(rewrite)
 
     def _retry(self, dropped: Rewrite) -> None:
-        """Try again what only the dropped rewrite's exclusive group kept out."""
+        """Try again what is right of the dropped rewrite's exclusive group."""
+        wrong = {trial.label for trial in self.trials if trial.outcome in (Outcome.WRONG, Outcome.FAILED)}
         for rewrite in self.rewrites:
             waits = rewrite.id in self.rejected and rewrite is not dropped and rewrite.group is not None
-            if waits and rewrite.group == dropped.group and self._obstacle(rewrite) is None:
+            if rewrite.id not in wrong and waits and rewrite.group == dropped.group and self._obstacle(rewrite) is None:
                 self._try(rewrite, 1)
 
     # ----------------------------------------------------------------------------------------------------- conclusion
@@ -310,12 +314,17 @@ class _Search:
 
     def _first_alone(self) -> Verdict | None:
         """The best proven patch where the whole one was not measured: the one measured against the script as found."""
-        first, *others = self.kept
-        own = next((t for t in self.trials if t.label == first.id and not t.against and t.timing is not None), None)
-        if own is None:
+        known = {rewrite.id: rewrite for rewrite in self.rewrites}
+        alone = [t for t in self.trials if t.label in known and not t.against and t.outcome is Outcome.IMPROVED]
+        if not alone or alone[0].timing is None:
             return None
-        for other in others:
-            self.rejected[other.id] = f"faster on top of {first.id}, but {UNMEASURED}"
+        own, first = alone[0], known[alone[0].label]
+        for other in self.kept:
+            if other is not first:
+                where = "in place" if other.group is not None and other.group == first.group else "on top"
+                self.rejected[other.id] = f"faster {where} of {first.id}, but {UNMEASURED}"
+        self.rejected.pop(first.id, None)
+        self.saved[first.id] = _saved_us(alone[0].timing)
         self.kept = [first]
         return self._verdict(own.outcome, own.reasons, own.timing, own.numerics)
 

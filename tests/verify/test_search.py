@@ -290,3 +290,29 @@ def test_baselines_use_the_final_race_where_it_has_the_figure() -> None:
         "the patch + torch.compile": (630.0, 1000 / 630),
     }
     assert "baseline as found" not in lab.log
+
+
+def test_a_replaced_form_is_the_verdict_where_the_whole_was_not_measured() -> None:
+    lab = MockLab(gains(a=100, b=300), seconds=24.0)
+    verdict = hunt(lab, rewrite("a", group="g"), rewrite("b", group="g"))
+    assert rules(verdict) == ["a"]
+    assert verdict.outcome is Outcome.IMPROVED
+    assert verdict.rejected == {"b@train.py:1": f"faster in place of a@train.py:1, but {UNMEASURED}"}
+    assert set(verdict.saved_us) == {"a@train.py:1"}
+
+
+def test_a_form_that_replaced_another_is_measured_without() -> None:
+    lab = MockLab(gains(a=100, b=300))
+    hunt(lab, rewrite("a", group="g"), rewrite("b", group="g"), rewrite("c"))
+    assert "race b > " in lab.log or "race b+c > c" in lab.log
+
+
+def test_what_was_wrong_is_not_tried_again() -> None:
+    def cost(found: frozenset[str]) -> float:
+        return 1000.0 - 100 * ("b" in found) - 200 * ("c" in found) + 150 * ({"b", "c"} <= found)
+
+    lab = MockLab(cost, wrong=[frozenset("a")])
+    verdict = hunt(lab, rewrite("a", group="g"), rewrite("b", group="g"), rewrite("c"))
+    assert [line for line in lab.log if line == "prove a"] == ["prove a"]
+    assert not any("a" in line.split("> ")[-1].split("+") for line in lab.log if line.startswith("race"))
+    assert rules(verdict) == ["c"]
