@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 from advisor import codemod
 from advisor.align import Bound, Branch, Miss, outcome
-from advisor.handed import from_caller, least_axes, may_change, shows_dtype, written_in_place
+from advisor.handed import from_caller, least_axes, may_be_number, may_change, shows_dtype, written_in_place
 from advisor.made import made, own_class
 from advisor.model import Graph, Node, Replacement
 from advisor.movable import check_said
-from advisor.patterns import Attention, Mask, default_scale
+from advisor.patterns import Attention, Mask, Region, default_scale
 from advisor.patterns.shown_axes import rank_is_shown
 from advisor.rule import Context, Site, tensor_bytes
 from advisor.source import Source
-from advisor.triangles import has_literal_diagonal, made_as_triangle
+from advisor.triangles import attribute_changes, has_literal_diagonal, made_as_triangle
 
 
 def sdpa_call(ctx: Context, graph: Graph, site: Site, region: Attention) -> Replacement:
@@ -67,7 +69,17 @@ class _Call:
             arguments.append("dropout_p={dropout}")
             self.constants["dropout"] = (dropout, 0.0)
         template = f"F.scaled_dot_product_attention({', '.join(arguments)}){self._result()}"
-        return self.site.replacement(template, self.constants, says_branches=not self.site.alignment.unran)
+        found = self.site.replacement(template, self.constants, says_branches=not self.site.alignment.unran)
+        own = [self._own_constants(region) for region in self.site.regions]
+        return replace(found, places=tuple(replace(p, constants=c) for p, c in zip(found.places, own, strict=True)))
+
+    def _own_constants(self, region: Region) -> dict[str, Any]:
+        """The values of the placeholders in one of the site's regions, where they are others than in the first."""
+        assert isinstance(region, Attention)
+        here: dict[str, Any] = {f"scale{k}": factor.value for k, factor in enumerate(region.factors)}
+        if region.split is not None:
+            here |= {f"heads{k}": size for k, size in enumerate(region.split[1])}
+        return {n: v for n, v in here.items() if self.constants.get(n, ("", -1))[1] not in (-1, v)}
 
     # ----------------------------------------------------------------------------------------------------------- layout
 
@@ -170,6 +182,10 @@ class _Call:
         return text if (mask.kind == "keep") is not opposite else f"~{text}"
 
     def _bias(self, place: int, mask: Mask) -> str:
+        bound, source = self.site.alignment.values[mask.node], self.site.alignment.source
+        if may_be_number(self.ctx.sources, source, bound.expression, bound.statement):
+            text = source.segment(bound.expression)
+            raise Miss(f"`{text}` may be a number, which is no mask", bound.expression.lineno)
         text = self._arranged(place, mask)
         text += f".to({self._dtype()})" if mask.cast or not self._has_dtype(mask) else ""
         for k, factor in enumerate(self.region.factors):
@@ -340,22 +356,30 @@ def _permuted(order: tuple[int, ...] | None, fixed: bool = True) -> str:
     return f".permute({', '.join(str(axis) for axis in order)})"
 
 
-def stays_triangle(source: Source, bound: Bound) -> bool:
-    """Whether the source shows the triangle a mask is, through local names of its function."""
+def stays_triangle(source: Source, bound: Bound, others: Iterable[Source]) -> bool:
+    """Whether the source shows the triangle a mask is, through local names of its function, and no file changes it."""
     function = source.function_at(bound.statement.lineno)
+    for expression in _followed(source, bound):
+        if not made_as_triangle(source, expression, others) or _may_vary(expression):
+            return False
+        named = {n.id for n in ast.walk(expression) if isinstance(n, ast.Name)}
+        if function is not None and any(written_in_place(function, name) for name in named):
+            return False
+    return True
+
+
+def _followed(source: Source, bound: Bound) -> Iterator[ast.expr]:
+    """An expression, and what the local names in it are given, one into the other."""
+    function = source.function_at(bound.statement.lineno)
+    assigned = [n for n in ast.walk(function or source.tree) if isinstance(n, ast.Assign)]
     seen: set[str] = set()
     pending: list[ast.expr] = [bound.expression]
     while pending:
         expression = pending.pop()
-        if not made_as_triangle(source, expression) or _may_vary(expression):
-            return False
+        yield expression
         for name in {n.id for n in ast.walk(expression) if isinstance(n, ast.Name)} - seen:
-            if function is not None and written_in_place(function, name):
-                return False
             seen.add(name)
-            assigned = [n for n in ast.walk(function or source.tree) if isinstance(n, ast.Assign)]
             pending += [n.value for n in assigned if any(isinstance(t, ast.Name) and t.id == name for t in n.targets)]
-    return True
 
 
 PURE = frozenset(
@@ -378,15 +402,17 @@ def _may_vary(expression: ast.expr) -> bool:
 def shown_causal(ctx: Context, graph: Graph, site: Site, mask: Mask) -> bool:
     """Whether the source shows that a mask of the first region is causal for every caller and at every length."""
     bound, source = site.alignment.values[mask.node], site.alignment.source
-    if from_caller(source, bound.expression, bound.statement) or not stays_triangle(source, bound):
+    if from_caller(source, bound.expression, bound.statement) or not stays_triangle(source, bound, ctx.sources):
         return False
     return always_causal(ctx, graph, mask)
 
 
-def may_be_another(site: Site, mask: Mask) -> bool:
-    """Whether a mask of the first region comes from a caller or is written again after its object was made."""
+def may_be_another(ctx: Context, site: Site, mask: Mask) -> bool:
+    """Whether a mask of the first region comes from a caller or is written again after it was made."""
     bound, source = site.alignment.values[mask.node], site.alignment.source
-    return from_caller(source, bound.expression, bound.statement) or may_change(source, bound.expression)
+    if from_caller(source, bound.expression, bound.statement) or may_change(source, bound.expression):
+        return True
+    return any(attribute_changes(source, e, ctx.sources) for e in _followed(source, bound))
 
 
 def always_causal(ctx: Context, graph: Graph, mask: Mask) -> bool:

@@ -18,6 +18,20 @@ MAKERS = frozenset(
 )
 # ways to reach every buffer of a module without its name
 SWEEPS = frozenset({"buffers", "named_buffers", "_buffers", "get_buffer", "__dict__", "_non_persistent_buffers_set"})
+# ways to reach an attribute by a text, each with the place of that text; a state dict holds no buffer of ours and has
+# none, `vars` gives every attribute
+BY_NAME = {
+    "getattr": 1,
+    "hasattr": 1,
+    "delattr": 1,
+    "__getattr__": 0,
+    "__getattribute__": 0,
+    "attrgetter": 0,
+    "methodcaller": 0,
+    "state_dict": None,
+    "vars": 1,
+}
+EVALUATES = frozenset({"eval", "exec"})
 
 
 @dataclass(frozen=True)
@@ -120,8 +134,23 @@ def _reached(source: Source, name: str, without: set[int]) -> bool:
             return True
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and name in node.value.split("."):
             return True
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("getattr", "vars"):
-            named = len(node.args) > 1 and isinstance(node.args[1], ast.Constant)
-            if not named:
-                return True
+        if isinstance(node, ast.alias) and node.asname and node.name.rsplit(".", 1)[-1] in BY_NAME:
+            return True
+        named = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else None
+        if isinstance(node, ast.Name) and named in EVALUATES:
+            return True
+        if isinstance(node, ast.expr) and named in BY_NAME and not _is_literal(source, node, BY_NAME[named]):
+            return True
     return False
+
+
+def _is_literal(source: Source, function: ast.expr, place: int | None) -> bool:
+    """Whether a function that reads an attribute by its name is called there and then, with a name that is written
+    out; `place` is that of the name, None where there is none to give."""
+    call = source.parents.get(function)
+    if not isinstance(call, ast.Call) or call.func is not function:
+        return False
+    if place is None:
+        return not call.args
+    names = call.args[place : place + 1] if place else call.args
+    return bool(names) and all(isinstance(a, ast.Constant) for a in names)

@@ -1,6 +1,7 @@
 """Other ways to realise a finding of a graph rule: compile the function that holds the region, call a kernel library.
 
-Each is tried where the first form stands and kept only where it is measured to be faster.
+Each is tried where the first form stands and kept only where it is measured to be faster; unfused-rope has no other
+form than the compiled one, which then is the first.
 """
 
 from __future__ import annotations
@@ -51,7 +52,14 @@ def compiled_form(sources: Sequence[Source], source: Source, line: int, graphs: 
 def is_compiled(source: Source, line: int) -> bool:
     """Whether the function around a line is compiled where it is defined."""
     function = source.function_at(line)
-    return function is not None and any("compile" in ast.unparse(d) for d in function.decorator_list)
+    return function is not None and any(_compiles(source, d) for d in function.decorator_list)
+
+
+def _compiles(source: Source, decorator: ast.expr) -> bool:
+    """Whether a decorator is torch.compile, with arguments, by `partial`, or alone."""
+    if isinstance(decorator, ast.Call):
+        return any(_compiles(source, part) for part in (decorator.func, *decorator.args))
+    return source.qualified(decorator) == "torch.compile"
 
 
 def holds(function: ast.FunctionDef | ast.AsyncFunctionDef, line: int) -> bool:
@@ -87,6 +95,7 @@ def kernel_form(
 
 
 def transforms(source: Source) -> bool:
+    """Whether a file uses what kernels of their own and compiled functions know nothing of."""
     imported = [(n, alias) for n in ast.walk(source.tree) if isinstance(n, Importing) for alias in n.names]
     modules = [alias.name if isinstance(n, ast.Import) else f"{n.module}.{alias.name}" for n, alias in imported]
     modules += [source.qualified(n) or "" for n in ast.walk(source.tree) if isinstance(n, ast.Attribute)]
@@ -95,6 +104,7 @@ def transforms(source: Source) -> bool:
 
 
 def words(source: Source) -> set[str]:
+    """Every name that a file reads, imports, passes as a keyword or takes from an object."""
     found: set[str] = set()
     for node in ast.walk(source.tree):
         if isinstance(node, ast.keyword) and node.arg is not None:

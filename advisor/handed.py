@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from advisor.made import given_to, own_class
 from advisor.patterns.extents import Extents
 from advisor.reaching import Function, bound_names, changed_by, reaching
 from advisor.source import Source
@@ -149,6 +150,43 @@ def _is_handed(source: Source, value: ast.expr, depth: int) -> bool:
 def may_change(source: Source, expression: ast.expr) -> bool:
     """Whether an expression reads an attribute that the file writes again after its object was made."""
     return any(isinstance(n, ast.Attribute) and written_again(source, n.attr) for n in ast.walk(expression))
+
+
+def may_be_number(
+    sources: Sequence[Source], source: Source, expression: ast.expr, statement: ast.stmt, depth: int = DEPTH
+) -> bool:
+    """Whether what was a tensor in the run is something else by a parameter's default, or a number in an instance."""
+    if depth == 0 or isinstance(expression, ast.Constant):
+        return depth > 0 and isinstance(getattr(expression, "value", None), (int, float))
+    if isinstance(expression, (ast.UnaryOp, ast.BinOp)):
+        sides = [n for n in ast.iter_child_nodes(expression) if isinstance(n, ast.expr)]
+        return all(may_be_number(sources, source, side, statement, depth) for side in sides)
+    if isinstance(expression, ast.IfExp):
+        sides = [expression.body, expression.orelse]
+        return any(may_be_number(sources, source, side, statement, depth) for side in sides)
+    if isinstance(expression, ast.Attribute):
+        owner = own_class(source, expression.value)
+        given = given_to(sources, source, owner, expression.attr) if owner is not None else iter(())
+        values = [(g.source, g.value) for g in given if g.owner is not None and g.value in g.source.parents]
+        return any(may_be_number(sources, s, v, s.statement_of(v), depth - 1) for s, v in values if v is not None)
+    if not isinstance(expression, ast.Name):
+        return False
+    found = reaching(source, expression.id, statement)
+    if any(d.parameter for d in found) and _has_default(source.function_at(statement.lineno), expression.id):
+        return True
+    given_here = [(d.value, d.statement) for d in found if d.item is None]
+    return any(may_be_number(sources, source, v, s, depth - 1) for v, s in given_here if v and s)
+
+
+def _has_default(function: ast.FunctionDef | ast.AsyncFunctionDef | None, name: str) -> bool:
+    """Whether a parameter has a default that is not None."""
+    if function is None:
+        return False
+    arguments = function.args
+    places = [*arguments.posonlyargs, *arguments.args]
+    pairs = [*zip(reversed(places), reversed(arguments.defaults), strict=False)]
+    pairs += [(a, d) for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if d is not None]
+    return any(a.arg == name and not (isinstance(d, ast.Constant) and d.value is None) for a, d in pairs)
 
 
 # --------------------------------------------------------------------------------------------------------------- dtype

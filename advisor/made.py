@@ -62,6 +62,21 @@ def made(sources: Sequence[Source], source: Source, callee: ast.expr) -> tuple[M
     return tuple(reader.found)
 
 
+def given_to(sources: Sequence[Source], source: Source, owner: ast.ClassDef, name: str) -> Iterator[Given]:
+    """Every value that the files give an attribute of the instances of a class, buffers and parameters too."""
+    kin = _family(sources, source, owner)
+    registered = (g for file in sources for g in _registered(file, name))
+    for given in (*_given(sources, name), *registered):
+        if given.owner is None or _key(given.source, given.owner) in kin:
+            yield given
+
+
+def relatives(sources: Sequence[Source], source: Source, owner: ast.ClassDef) -> list[tuple[Source, ast.ClassDef]]:
+    """A class, the classes made from it, and their bases, each with its file."""
+    kin = _family(sources, source, owner)
+    return [(s, c) for s in sources for c in s.classes if _key(s, c) in kin]
+
+
 def torch_class(source: Source, function: ast.expr) -> str | None:
     """The name in torch.nn of the class an expression names: "Dropout" for `nn.Dropout`."""
     name = source.qualified(function) or ""
@@ -336,6 +351,19 @@ def _by_call(source: Source, call: ast.Call, name: str) -> Iterator[Given]:
     arguments = [call.func.value, *call.args] if plain and isinstance(call.func, ast.Attribute) else list(call.args)
     if len(arguments) == 3 and isinstance(arguments[1], ast.Constant) and arguments[1].value == name:
         yield Given(source, call, arguments[2], own_class(source, arguments[0]), arguments[0])
+
+
+def _registered(source: Source, name: str) -> Iterator[Given]:
+    """module.register_buffer("name", value) and module.register_parameter("name", value)."""
+    for call in ast.walk(source.tree) if name in source.text else ():
+        function = call.func if isinstance(call, ast.Call) else None
+        if not isinstance(function, ast.Attribute) or function.attr not in ("register_buffer", "register_parameter"):
+            continue
+        assert isinstance(call, ast.Call)
+        said = {k.arg: k.value for k in call.keywords}
+        given = [*call.args, *(said[key] for key in ("name", "tensor", "param") if key in said)]
+        if len(given) > 1 and isinstance(given[0], ast.Constant) and given[0].value == name:
+            yield Given(source, call, given[1], own_class(source, function.value), function.value)
 
 
 def _in_class(source: Source, owner: ast.ClassDef, name: str) -> Iterator[Given]:

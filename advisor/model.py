@@ -432,13 +432,15 @@ class Estimate:
 class Place:
     """A region of a captured graph: the node that gives its result, its tensors by name, its dropout nodes.
 
-    The region proof passes the input of `dropout` nodes on.
+    The region proof passes the input of `dropout` nodes on. `constants` are the values of those of a replacement that
+    are others here than where it was read off.
     """
 
     graph: int
     root: int
     inputs: Mapping[str, int]
     dropout: tuple[int, ...] = ()
+    constants: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -211,7 +211,8 @@ def _check_unread(alignment: Alignment) -> None:
         first = min(s.lineno for s in alignment.consumed if node.id in stored_names(s))
         later = repeated or node.lineno >= first or source.function_at(node.lineno) is not body
         if later and not _rebound_before(alignment, node):
-            raise Miss(f"the intermediate `{node.id}` is read again", node.lineno)
+            alone = " for its shape or dtype" if source.reads_only_shape(node) else ""
+            raise Miss(f"the intermediate `{node.id}` is read again{alone}", node.lineno)
     shared = {n for s in ast.walk(body) if isinstance(s, (ast.Global, ast.Nonlocal)) for n in s.names} & set(targets)
     if shared:
         raise Miss("an intermediate can be read from outside its function", root.statement.lineno)

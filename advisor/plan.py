@@ -43,7 +43,7 @@ def plan(
     for finding in ordered:
         rule = rules[finding.rule]
         if rule.safety is Safety.SUGGEST:
-            suggestions.append((finding, "the rule only suggests"))
+            suggestions.append((finding, finding.values.get("not applied", "the rule only suggests")))
             continue
         if finding.library is not None:
             suggestions.append((finding, f"installed packages are never edited: {rule.in_library}"))

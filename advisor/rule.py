@@ -17,6 +17,7 @@ from advisor.buffers import dead_buffers
 from advisor.draws import draws
 from advisor.forms import compiled_form
 from advisor.guarded import guarded_instead
+from advisor.learned import maybe_tensor
 from advisor.model import (
     Decline,
     Estimate,
@@ -109,18 +110,23 @@ class Context:
     @cached_property
     def sources(self) -> tuple[Source, ...]:
         """The user's files: the script, those that the run has shown, and what they import."""
+        return with_imported(self.read, self.ran)
+
+    @cached_property
+    def ran(self) -> frozenset[str]:
+        """The paths of the script and of the user's files that the run has shown."""
         spans = [g.span for g in self.profile.graphs]
         spans += [use.span for use in self.profile.optimizers] + [loader.span for loader in self.profile.loaders]
         spans += [frame for g in self.profile.graphs for node in g.nodes for frame in node.frames]
         paths = {span.path for span in spans if span is not None and is_own(span)}
-        return with_imported(self.read, paths if self.script is None else paths | {self.script})
+        return frozenset(paths if self.script is None else paths | {self.script})
 
     @cached_property
     def needs_unfused_attention(self) -> str | None:
         """Why fused attention would fail: the call of the user's files that asks for gradients of gradients."""
         calls = (differentiates_twice(source) for source in self.sources)
         first = next((call for call in calls if call is not None), None)
-        reason = "differentiates gradients again, for which fused attention has no derivative"
+        reason = "differentiates gradients again or forward, for which fused attention has no derivative"
         return None if first is None else f"`{first}` {reason}"
 
     @property
@@ -300,6 +306,7 @@ class Site:
     alignment: alignment.Alignment
     cost_us: float
     graphs: tuple[Graph, ...] = ()
+    sources: tuple[Source, ...] = ()
 
     @property
     def consumed(self) -> tuple[Span, ...]:
@@ -339,6 +346,7 @@ class Site:
         self._check_dropped(region, frozenset(text for text, _ in given.values()), followed)
         if not axes_followed:
             self._check_axes(region)
+        self._check_numbers(given)
         self._check_drawn_once(region, [name for name in wanted if wanted.count(name) > 1])
         mine = {name: self.text(region.inputs[name]) for name in wanted}
         return Replacement(
@@ -350,6 +358,17 @@ class Site:
             constants={name: value for name, (_, value) in given.items()},
             guard=None if says_branches else self._guard(),
         )
+
+    def _check_numbers(self, constants: Mapping[str, tuple[str, Any]]) -> None:
+        """No number that is said again may be a tensor in another instance or call; raises `align.Miss`."""
+        source, line = self.alignment.source, self.alignment.root.expression.lineno
+        for text, value in constants.values():
+            if not isinstance(value, (int, float)) or isinstance(value, bool):
+                continue
+            spelled = ast.parse(f"({text})", mode="eval").body
+            tensor = maybe_tensor(self.sources or (source,), source, spelled, line)
+            if tensor is not None:
+                raise alignment.Miss(f"`{' '.join(text.split())}` may be a tensor in another call: {tensor}")
 
     def _check_drawn_once(self, region: Region, repeated: Iterable[str]) -> None:
         """No input that is said several times may draw random numbers; raises `align.Miss`."""
@@ -485,6 +504,9 @@ class GraphRule(Rule):
         for _, near in sorted(missed.items()):
             yield self.decline(graphs[near.graph].nodes[near.node].span, near.reason)
 
+    def check_form(self, ctx: Context, aligned: alignment.Alignment, region: Region) -> None:
+        """Raise `align.Miss` where a region's other form (`Region.alternatives`) would suit the source better."""
+
     def _place(self, ctx: Context, graphs: Mapping[int, Graph], regions: list[Region]) -> Finding | Decline:
         first = regions[0]
         graph = graphs[first.graph]
@@ -499,17 +521,19 @@ class GraphRule(Rule):
         share = cost / ctx.step_us
         if share < ctx.gate(self):
             return self.decline(span, f"it takes {share:.1%} of the step")
-        aligned, regions = _aligned(ctx, graphs, regions)
+        aligned, regions = _aligned(self, ctx, graphs, regions)
         if isinstance(aligned, alignment.Miss):
             return self._unsafe(span, aligned)
         cost = _cost_of(ctx, regions) or cost
-        site = Site(aligned.source.span(aligned.root.expression), tuple(regions), aligned, cost, ctx.graphs)
+        site = Site(
+            aligned.source.span(aligned.root.expression), tuple(regions), aligned, cost, ctx.graphs, ctx.sources
+        )
         if self.compiler_fuses and "compiled" in ctx.profile.missing:
             return self.decline(site.span, COMPILED)
         try:
             found = self.describe(ctx, graph, site)
             if isinstance(found, Finding) and found.replacement is not None:
-                check_swallowed(ctx.sources, aligned, regions[0], graph)
+                check_swallowed(ctx.sources, ctx.ran, aligned, regions[0], graph)
                 return self._completed(ctx, graph, site, found, found.replacement)
         except alignment.Miss as miss:  # a condition that no guard can hold, a module that may be another
             return self._unsafe(span, miss)
@@ -564,7 +588,7 @@ class GraphRule(Rule):
 
 
 def _aligned(
-    ctx: Context, graphs: Mapping[int, Graph], regions: list[Region]
+    rule: GraphRule, ctx: Context, graphs: Mapping[int, Graph], regions: list[Region]
 ) -> tuple[alignment.Alignment | alignment.Miss, list[Region]]:
     """The first form of the regions that the source suits, with the regions in that form; else the first miss."""
     missed: alignment.Miss | None = None
@@ -574,7 +598,9 @@ def _aligned(
         form = [r if turn == 0 else r.alternatives[turn - 1] for r in regions]
         places = [(graphs[r.graph], r.root, {**r.inputs, **r.scalars}) for r in form]
         try:
-            return alignment.align_all(ctx.read(span.path), places, branches=True, read=ctx.read), form
+            aligned = alignment.align_all(ctx.read(span.path), places, branches=True, read=ctx.read)
+            rule.check_form(ctx, aligned, form[0])
+            return aligned, form
         except alignment.Miss as miss:
             missed = missed or miss
     assert missed is not None

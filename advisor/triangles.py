@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterable
 
 from advisor.source import Source
+from advisor.writes import bases_of, derived_from, own_name, written_in_place
 
 WRAPPERS = frozenset(
     {"view", "reshape", "unsqueeze", "bool", "to", "float", "byte", "type", "contiguous", "logical_not"}
@@ -12,10 +14,10 @@ WRAPPERS = frozenset(
 MADE = frozenset({"ones", "full", "zeros", "ones_like", "full_like", "empty", "fill_"})
 
 
-def made_as_triangle(source: Source, mask: ast.expr) -> bool:
+def made_as_triangle(source: Source, mask: ast.expr, others: Iterable[Source] = ()) -> bool:
     """Whether a mask expression reads one attribute that its class makes by tril or triu with a literal diagonal.
 
-    False where the attribute comes from a parameter, is made elsewhere, or is written again outside of the constructor.
+    False where the attribute comes from a parameter, is made elsewhere, or is written again by this file or `others`.
     An expression that reads no attribute is judged by the graph alone: True.
     """
     function = source.function_at(mask.lineno)
@@ -35,9 +37,29 @@ def made_as_triangle(source: Source, mask: ast.expr) -> bool:
         return False
     (name,) = read
     given = _given(owner, name)
-    if len(given) != 1 or not _is_triangle(source, *given[0]) or written_again(source, name):
+    if len(given) != 1 or not _is_triangle(source, *given[0]):
         return False
-    return not _given_by_others(source, owner, name)
+    return not _changed(source, owner, name, others)
+
+
+def attribute_changes(source: Source, mask: ast.expr, others: Iterable[Source]) -> bool:
+    """Whether a mask expression reads an attribute of `self` that a file writes into in place."""
+    function = source.function_at(mask.lineno)
+    owner, itself = source.parents.get(function) if function is not None else None, own_name(source, function)
+    if not isinstance(owner, ast.ClassDef):
+        return False
+    read = {
+        n.attr
+        for n in ast.walk(mask)
+        if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name) and n.value.id == itself
+        if any(isinstance(c, ast.Call) and _registers(c, n.attr) for c in ast.walk(owner))
+    }
+    return any(written_in_place(source, owner, name, others) for name in read)
+
+
+def _registers(call: ast.Call, name: str) -> bool:
+    registers = isinstance(call.func, ast.Attribute) and call.func.attr == "register_buffer"
+    return registers and any(isinstance(a, ast.Constant) and a.value == name for a in call.args[:1])
 
 
 SQUARE_MASK = "torch.nn.Transformer.generate_square_subsequent_mask"
@@ -82,7 +104,7 @@ def _shown_attribute(source: Source, value: ast.Attribute, function: ast.Functio
     if not isinstance(owner, ast.ClassDef) or not isinstance(value.value, ast.Name) or value.value.id != itself:
         return False
     given = _given(owner, value.attr)
-    if len(given) != 1 or written_again(source, value.attr) or _given_by_others(source, owner, value.attr):
+    if len(given) != 1 or _changed(source, owner, value.attr, ()):
         return False
     return _shown(source, *given[0], depth - 1)
 
@@ -132,25 +154,26 @@ def _given(owner: ast.AST, name: str) -> list[tuple[ast.expr, ast.FunctionDef]]:
     return found
 
 
-def _given_by_others(source: Source, owner: ast.ClassDef, name: str) -> bool:
+def _changed(source: Source, owner: ast.ClassDef, name: str, others: Iterable[Source]) -> bool:
+    """Whether the attribute that a class makes is given another value, or written into, by any of the files."""
+    files = (source, *(other for other in others if other.path != source.path))
+    derived = derived_from(owner.name, bases_of(files))
+    given = any(_given_by_others(one, owner, name, derived) for one in files)
+    return given or written_in_place(source, owner, name, files)
+
+
+def _given_by_others(source: Source, owner: ast.ClassDef, name: str, derived: set[str]) -> bool:
     """Whether a class derived from the owner, or code outside of classes, gives the attribute another value."""
-    derived = {owner.name}
-    for _ in source.tree.body:  # until nothing is added: classes may be written in any order
-        derived |= {
-            n.name
-            for n in ast.walk(source.tree)
-            if isinstance(n, ast.ClassDef) and any(ast.unparse(b).rsplit(".", 1)[-1] in derived for b in n.bases)
-        }
     for node in ast.walk(source.tree):
         if isinstance(node, ast.ClassDef) and node is not owner and node.name in derived and _given(node, name):
             return True
         called = ast.unparse(node.func).rsplit(".", 1)[-1] if isinstance(node, ast.Call) else ""
-        if isinstance(node, ast.Call) and called in ("register_buffer", "setattr"):
+        if isinstance(node, ast.Call) and called in ("register_buffer", "setattr", "__setattr__"):
             named = any(isinstance(a, ast.Constant) and a.value == name for a in node.args[:2])
             holder: ast.AST | None = node
             while holder is not None and not isinstance(holder, ast.ClassDef):
                 holder = source.parents.get(holder)
-            if named and (holder is None or called == "setattr"):
+            if named and (holder is None or called != "register_buffer"):
                 return True
     return False
 

@@ -13,8 +13,10 @@ On a CPU, and in float32 without TF32, where no tensor core waits for the layout
 convolutions, some of which run on slow paths in this layout; with convolutions over one or three spatial dimensions;
 where the model takes something else than one batch of images; where activations, weights or gradients are viewed in the
 order of their memory, also in code that did not run; where random numbers are drawn for an activation, because they are
-drawn in the order of memory. Each is declined with its reason. Where the file does not show the one place that
-constructs the model and the one that calls it, the finding is told and not applied.
+drawn in the order of memory. Each is declined with its reason. Told and not applied where the file does not show the
+one place that constructs the model and the one that calls it; where weights are initialised, or numbers drawn for a
+tensor, after that or in code that did not run, dropout too; where the files name layers over three dimensions; and
+where callers of a function choose what the model is called with, which may be one image without a batch.
 
 ## Fix safety
 NUMERICS: the same products in another order.
@@ -38,6 +40,7 @@ from advisor.patterns.layouts import (
     called_model,
     depends_on_layout,
     returns_image,
+    unfit_elsewhere,
     unfit_model,
     viewed_result,
 )
@@ -130,6 +133,8 @@ class ChannelsLast(GraphRule):
         unfit = unfit_model(_first(ctx, found))
         if unfit is None and called is None:
             unfit = "the place is not shown by this file"
+        if unfit is None and called is not None:
+            unfit = unfit_elsewhere(ctx.graphs, ctx.sources, ctx.read(place.path), called)
         return self.finding(
             place,
             "kernels convert the layout of activations before and after convolutions: channels-last needs none",

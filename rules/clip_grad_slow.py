@@ -14,8 +14,9 @@ few launches, and waits for nothing.
 ## When not to
 `foreach=False` on a CPU, where there are no launches to save. Gradients in half precision: their norm would be rounded.
 `.item()` or `float()` on the norm that is returned waits for the device once per step: worth it only where the number
-is needed. Clipping stays where it is, behind `GradScaler.unscale_`. Where a gradient is NaN, the loop leaves the others
-unscaled and torch makes all of them NaN.
+is needed. Clipping stays where it is, behind `GradScaler.unscale_`. Where a gradient is NaN, torch makes all of them
+NaN; a loop under `if factor < 1:`, or by `min(1, factor)` of Python, leaves the others unscaled. The finding says so
+where the source has one of these.
 
 ## Fix safety
 NUMERICS: the same norm in another order of summation.
@@ -38,6 +39,7 @@ from advisor.source import Source
 
 LEAST = 2  # gradients
 EXACT_DTYPES = frozenset({"float32", "float64"})
+NAN = ", which makes every gradient NaN where one is; here the others stay as they are"
 OWN = "torch/nn/utils/clip_grad.py"
 MODEL = """\
 import torch
@@ -156,10 +158,11 @@ class ClipGradSlow(GraphRule):
         floor = ctx.floor_us(0.0, sum(3 * tensor_bytes(graph.nodes[i]) for i in gradients), None)
         launches = sum(item.launches for node in inner if (item := ctx.costs.get((graph.index, node))) is not None)
         waits = Evidence(what="waits of the host for a norm per step", value=len(found.reads), unit="reads")
+        name, nan = "torch.nn.utils.clip_grad_norm_", NAN if read.form is not None and read.form.leaves_nan else ""
         reason = read.inexact or _unsafe(graph, found, gradients, read)
         return self.finding(
             read.span,
-            f"{len(gradients)} gradients are clipped one tensor after the other: use torch.nn.utils.clip_grad_norm_",
+            f"{len(gradients)} gradients are clipped one tensor after the other: use {name}{nan}",
             cited_us=cost,
             high_us=cost - floor,
             evidence=(

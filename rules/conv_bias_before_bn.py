@@ -10,10 +10,10 @@ gradient of the activation is read once more to be summed over. BatchNorm has a 
 
 ## When not to
 In evaluation with stored statistics; when the convolution's output is used elsewhere as well; where another setting
-leaves BatchNorm out or puts another module there, which is told with the finding; before LayerNorm or GroupNorm over
-several channels, which do not take a channel's constant out. Code that reads the bias by its name has to do without. A
-pretrained checkpoint holds the bias: without it, `load_state_dict` reports an unexpected key, and the stored running
-mean has to be reduced by the bias.
+leaves BatchNorm out, freezes it or puts another module there, or where the files read a bias without asking whether
+there is one, both of which are told with the finding; before LayerNorm or GroupNorm over several channels, which do not
+take a channel's constant out. A pretrained checkpoint holds the bias: without it, `load_state_dict` reports an
+unexpected key, and the stored running mean has to be reduced by the bias.
 
 ## Fix safety
 SUGGEST: the parameters, the checkpoint and the random stream of the initialisation change. Never applied.
@@ -31,6 +31,7 @@ from collections.abc import Iterator
 from advisor import codemod
 from advisor.model import Decline, Evidence, Finding, Graph, Node, Rewrite, Safety, Span
 from advisor.patterns import NearMiss, Region
+from advisor.patterns.biases import frozen, reads_bias
 from advisor.patterns.callsites import around, call_at
 from advisor.patterns.convolutions import bias_before_batch_norm, convolutions
 from advisor.patterns.sites import construction_of, other_choice
@@ -112,11 +113,12 @@ class ConvBiasBeforeBn(GraphRule):
                     if choice is not None:
                         elsewhere.setdefault(place, choice)
                     places.setdefault(place, []).append((node, ctx.cost_us(graph.index, found.inner)))
+        general = _elsewhere(ctx) if places else None
         for place, nodes in sorted(places.items(), key=lambda item: (item[0].path, item[0].line, item[0].column)):
             if place in needed:
                 yield self.decline(place, "this line also makes convolutions that need their bias")
             else:
-                yield self._judge(ctx, place, nodes, elsewhere.get(place))
+                yield self._judge(ctx, place, nodes, elsewhere.get(place, general))
         for (_, _, reason), node in sorted(missed.items(), key=lambda item: item[0]):
             yield self.decline(node.span, reason)
 
@@ -133,7 +135,8 @@ class ConvBiasBeforeBn(GraphRule):
         bound = ctx.floor_us(0.0, moved, None)
         return self.finding(
             place,
-            "the bias of a convolution is taken out again by the BatchNorm after it: construct it with bias=False",
+            "the bias of a convolution is taken out again by the BatchNorm after it"
+            + (": construct it with bias=False" if elsewhere is None else " in this run"),
             cited_us=cost,
             high_us=bound or cost,
             evidence=(
@@ -167,6 +170,15 @@ def _settings(source: Source, place: Span) -> set[str | None]:
     calls = (e for e in source.expressions_at(place.line, place.column) if isinstance(e, ast.Call))
     call = next((c for c in calls if source.span(c) == place), None)
     return {k.arg for k in call.keywords if not isinstance(k.value, ast.Constant)} if call is not None else set()
+
+
+def _elsewhere(ctx: Context) -> str | None:
+    """Why the bias may be needed by other code or another setting of the files, or None."""
+    place = frozen(ctx.sources)
+    if place is not None:
+        return f"{place} may freeze BatchNorm, which then does not take the bias out"
+    place = reads_bias(ctx.sources)
+    return None if place is None else f"{place} reads a bias, which would be None"
 
 
 def _other_norm(ctx: Context, graph: Graph, node: Node) -> str | None:

@@ -2,7 +2,7 @@
 
 ## What it does
 Points at lines that update an exponential moving average of parameters with more than a hundred operations a step. The
-suggestion is the form of `torch.optim.swa_utils` that updates all tensors at once:
+source is left alone; the examples show the form of `torch.optim.swa_utils` that updates all tensors at once:
 `get_ema_multi_avg_fn(decay)(averages, parameters, 0)`, which is what `AveragedModel(model,
 multi_avg_fn=get_ema_multi_avg_fn(decay))` calls.
 
@@ -71,7 +71,7 @@ def _model(*lines: str, count: int = 60) -> str:
 
 
 class EmaLoop(GraphRule):
-    """average.mul_(decay).add_(parameter, alpha=1 - decay) in a loop -> one update of all, as a suggestion."""
+    """average.mul_(decay).add_(parameter, alpha=1 - decay) in a loop -> one update of all, pointed at only."""
 
     id = "ema-loop"
     safety = Safety.SUGGEST

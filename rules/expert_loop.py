@@ -2,9 +2,10 @@
 
 ## What it does
 Points at a loop over four or more experts that picks the tokens of each (by a mask, by `torch.where` or `nonzero`),
-multiplies them with that expert's weights and adds the result back. The suggestion is one grouped product: tokens
-sorted by expert and `torch._grouped_mm` with the experts' weights stacked, or `torch.bmm` where every expert has the
-same number of tokens. For the Transformers library it is the option `experts_implementation="grouped_mm"`.
+multiplies them with that expert's weights and adds the result back. The source is left alone. What to write instead is
+one grouped product: tokens sorted by expert and `torch._grouped_mm` with the experts' weights stacked, or one batched
+product where every expert has the same number of tokens, as in the examples. For the Transformers library it is the
+option `experts_implementation="grouped_mm"`.
 
 ## Why it costs
 Every expert takes a dozen launches for a product too small to fill the device, and finding its tokens makes the host
@@ -71,7 +72,7 @@ def _model(*lines: str, experts: int = 4) -> str:
 
 
 class ExpertLoopRule(GraphRule):
-    """for e in range(n): out.index_add_(0, rows, x[rows] @ w[e]) -> one grouped product, as a suggestion."""
+    """for e in range(n): out.index_add_(0, rows, x[rows] @ w[e]) -> one grouped product, pointed at only."""
 
     id = "expert-loop"
     safety = Safety.SUGGEST

@@ -14,7 +14,9 @@ a Hugging Face Llama of 0.7 billion parameters on an H200 went from 379 to 216 m
 When the script wants the weights (`output_attentions`, `.attentions`, `return_attn`, a forward hook) or gradients of
 gradients; where the library has no other form: DeBERTa's disentangled attention, torchvision's Swin, types and classes
 without `_supports_sdpa`; where the chosen options exclude it (talking heads of x-transformers, which is declined).
-Where several lines could have made the model, the place is shown and left alone.
+Where several lines could have made the model, or one line makes models of several types (an Auto class that gets its
+name or config from an argument, a table or a condition), the place is shown and left alone: another type may have no
+fused form, and raises.
 
 ## Fix safety
 NUMERICS: the same sum in another order. With dropout the draws come from another place of the random stream. Rows whose
@@ -44,6 +46,7 @@ from advisor.libraries import (
     X_TRANSFORMERS_REFUSED,
 )
 from advisor.model import Decline, Evidence, Finding, Graph, Rewrite, Safety, Span
+from advisor.model_types import type_of_call, types_made
 from advisor.patterns import Attention, NearMiss, Region, attention_regions
 from advisor.patterns.callsites import keyword, package_file, spreads
 from advisor.patterns.regions import calls
@@ -95,6 +98,7 @@ class _Switch:
     text: str
     added: Mapping[str, str]  # keyword arguments for the call at `place` instead of a replacement
     imported: str = ""
+    model: str | None = None  # the one type of model of transformers that the line is for, where it says one
 
 
 class LibraryAttention(GraphRule):
@@ -249,7 +253,7 @@ def _switch(ctx: Context, package: str, found: list[tuple[Graph, Region]]) -> _S
             return result
         switches += result
     if len(switches) == 1:
-        return switches[0]
+        return (_other_types(ctx, switches[0]) if package == "transformers" else None) or switches[0]
     return f"{len(switches)} lines of the script choose it" if switches else MISSING[package]
 
 
@@ -278,6 +282,22 @@ def _no_other_form(package: str, found: list[tuple[Graph, Region]]) -> str | Non
     return None
 
 
+def _other_types(ctx: Context, switch: _Switch) -> str | None:
+    """Why the line that chose eager attention may be for a type of model that has no other; None where it is not."""
+    if switch.model is not None:
+        found: set[str | None] = {switch.model}
+    else:
+        found = types_made(ctx.sources)
+    if None in found or not found:
+        return "which type of model the line is for is chosen while the script runs, and not every type has sdpa"
+    if len(found) > 1:
+        kinds = ", ".join(sorted(map(str, found)))
+        return f"the script names several types of model, and not every type has sdpa: {kinds}"
+    kind = str(min(map(str, found)))
+    without = {name.replace("_", "") for name in NO_SDPA}
+    return f"transformers has no other attention for {kind}" if kind.lower() in without else None
+
+
 READS = frozenset("attentions cross_attentions decoder_attentions encoder_attentions".split())
 READS |= {"pre_softmax_attn", "post_softmax_attn"}  # of x-transformers
 ASKS = frozenset({"output_attentions", "return_attn", "return_attn_z_loss", "head_mask"})
@@ -293,6 +313,8 @@ def _needs_weights(source: Source) -> str | None:
             return f"`{ast.unparse(node)}` {WANTED}"
         if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("register_forward_hook", "_extractor")):
             return f"`{ast.unparse(node.func)}` in line {node.lineno} may read the weights"
+        if isinstance(node, ast.Call) and _sets_any_name(node):
+            return f"`{ast.unparse(node)}` in line {node.lineno} may ask for the weights"
         asked = [name for name, value in _named_values(node) if name in ASKS and not _is(value, False)]
         if asked:
             return f"{asked[0]} {WANTED}"
@@ -310,6 +332,11 @@ def _named_values(node: ast.AST) -> Iterator[tuple[str | None, ast.expr]]:
         yield from ((str(key.value), value) for key, value in pairs if isinstance(key, ast.Constant))
     elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute):
         yield node.targets[0].attr, node.value
+
+
+def _sets_any_name(call: ast.Call) -> bool:
+    """Whether a call is a setattr whose name is computed."""
+    return _names(call.func) == "setattr" and not (len(call.args) == 3 and isinstance(call.args[1], ast.Constant))
 
 
 def _names(expression: ast.expr) -> str | None:
@@ -350,7 +377,14 @@ def _transformers(source: Source) -> list[_Switch] | str:
     if open_choice:
         return f"the attention is chosen by `{ast.unparse(open_choice[0])}`: pass it sdpa"
     return [
-        _Switch(source.path, source.span(place), source.span(value), _quoted_like(source, value, "sdpa"), {})
+        _Switch(
+            source.path,
+            source.span(place),
+            source.span(value),
+            _quoted_like(source, value, "sdpa"),
+            {},
+            model=type_of_call(source, place) if isinstance(place, ast.Call) else None,
+        )
         for value, place in chosen
         if isinstance(value, ast.Constant) and value.value == "eager"
     ]

@@ -1,8 +1,9 @@
 """A Hugging Face model runs its loss, norms, gates or rotations as many small kernels for which Liger has fused ones.
 
 ## What it does
-Names the one function of Liger-Kernel that the measured time speaks for, and writes the call that applies it before the
-model is made. It is a suggestion: the package has to be there, and its kernels are judged by measurement.
+Points at the line that makes the model and names the one kernel of Liger-Kernel that the measured time speaks for. The
+source is left alone, because the package has to be there and its kernels are judged by measurement; the examples show
+the call that applies the kernel before the model is made.
 
 ## Why it costs
 RMSNorm, rotary embedding and gated MLP read and write the activation once per operation. The loss is the largest: the

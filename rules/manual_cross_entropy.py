@@ -21,13 +21,22 @@ Targets that are no class: `log_probs[rows, target]` takes -1 for the last class
 that indexing is declined unless the source shows that no target is negative (`target.clamp(min=0)`, `% n`, `argmax`).
 `gather`, `scatter` and `F.one_hot` raise for every negative target; `F.cross_entropy` raises as well, but for -100, its
 `ignore_index`: a target of -100 that stopped the program before is left out of the loss after.
+
+Targets of another shape: `gather` and `scatter` take fewer targets than there are rows of scores and leave the other
+rows out; `F.cross_entropy` raises. A one-hot table that is broadcast to the scores, and scores that are broadcast to a
+table of probabilities, may raise as well, and so do scores without any axis of rows, `(classes,)`, where they are
+flattened. Scores without a name are declined where their shape or dtype must be said again for the targets.
+
 `F.nll_loss(F.log_softmax(x, 1), target)` is left alone: `F.cross_entropy` runs the same two operations.
 
 ## Fix safety
 NUMERICS: the same loss in another rounding order; the logarithm of a softmax that underflows becomes finite. Where the
 code computes in float32 even for scores of half precision (`F.one_hot(...).float()`), the scores are cast before the
 loss, to the wider of their dtype and float32 unless the source casts them to float32 itself. Where all axes are counted
-from the last, the loss may be called with any number of them: scores and targets are flattened.
+from the last, the loss may be called with any number of them, two at least: scores and targets are flattened.
+Probabilities are expanded to the shape of the scores and, where the source does not show that they are floating-point
+numbers, cast to the dtype that their product with the scores has: a table of zeros and ones may hold integers, which
+`F.cross_entropy` takes for classes.
 
 ## References
 - torch.nn.functional.cross_entropy, PyTorch documentation
@@ -145,7 +154,7 @@ class ManualCrossEntropy(GraphRule):
         another = written.another_loss()
         if another is not None:
             return self.decline(site.span, another)
-        templates = {_template(g, r, written.from_front) for r, g in pairs}
+        templates = {_template(g, r, written) for r, g in pairs}
         constants = {tuple((name, value[0]) for name, value in sorted(r.constants.items())) for r in site.regions}
         if len(templates) != 1 or len(constants) != 1:
             return self.decline(site.span, "calls of the same code differ in reduction, layout or ignored class")
@@ -183,17 +192,17 @@ class ManualCrossEntropy(GraphRule):
         )
 
 
-def _template(graph: Graph, region: Region, front: bool) -> str | None:
+def _template(graph: Graph, region: Region, written: WrittenLoss) -> str | None:
     """The call with <options> where its own options go; None where the result would have another shape."""
     x, target = (graph.nodes[region.inputs[name]].shape or () for name in ("x", "target"))
     axis, soft, reduction = int(region.facts["axis"]), region.facts["soft"] == "True", region.facts["reduction"]
     natural = (*x[:axis], *x[axis + 1 :])
-    wide = WIDER[region.facts["widened"]]
-    scores, classes, result = f"{{x}}{wide}", "{target}", natural
+    wide, front, fitted = WIDER[region.facts["widened"]], written.from_front, written.fitted_target
+    scores, classes, result = f"{{x}}{wide}", fitted, natural
     if not front:  # (..., classes): one row for everything before
         scores, result = f"{{x}}{wide}.flatten(0, -2)", (_size(natural),)
-        classes = "{target}.flatten(0, -2)" if soft else "{target}.flatten()"
-    elif not soft and target != natural:
+        classes = f"{fitted}.flatten(0, -2)" if soft else f"{fitted}.flatten()"
+    elif not soft and (target != natural or region.facts["reshaped"] == "True"):
         if len(x) != 2:
             return None
         classes = "{target}.flatten()"

@@ -181,7 +181,7 @@ def _unsure(ctx: Context, graph: Graph, site: Site) -> str | None:
         values += [s.value for s in made]
     if any(isinstance(n, (ast.IfExp, ast.BoolOp, *COMPREHENSIONS)) for value in values for n in ast.walk(value)):
         return "the mask is chosen by a condition"
-    if not helped and not stays_triangle(source, bound):
+    if not helped and not stays_triangle(source, bound, ctx.sources):
         return "the source does not show that the mask is this triangle in every instance and every call"
     if "diagonal" in region.facts and not _literal_diagonal(ctx, graph.nodes[int(region.facts["diagonal"])]):
         return "the diagonal of the mask is computed: that it is causal at this length does not prove it always is"

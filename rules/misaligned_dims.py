@@ -13,9 +13,11 @@ an H200 takes 34.5 ms with 50257 columns and 4.3 ms with 50304.
 ## When not to
 In float32 without TF32, which uses no tensor cores; on a CPU, where the size decides nothing; where padding copies more
 than the product gains. Told and not applied where the layer may have hooks, which `F.linear` does not run, may be
-another module or have no bias in another instance, or computes its weight when it is called; and where the result is
-viewed in a way that a slice does not allow, also in code of the same function that did not run. Padding the vocabulary
-itself changes the parameters and the random stream of the initialisation, and padded logits must not enter the loss.
+another module or have no bias in another instance, or computes its weight when it is called; where the files name
+quantization or LoRA or give an object another class; where the weight is a parameter or variable of the function, which
+another call may give a vector; and where the result is viewed in a way that a slice does not allow, also in code that
+did not run. Code of other files may still view it so, which then raises. Padding the vocabulary itself changes the
+parameters and the random stream of the initialisation, and padded logits must not enter the loss.
 
 ## Fix safety
 NUMERICS for the form inside the forward pass: zeros are added to sums, and sliced away. The sizes of parameters are
@@ -33,7 +35,7 @@ from collections.abc import Iterator
 
 from advisor.model import Decline, Evidence, Finding, Graph, Place, Replacement, Rewrite, Safety, Span
 from advisor.patterns import NearMiss, Region
-from advisor.patterns.padding import unfit_layer, unfit_operands, unseen_view
+from advisor.patterns.padding import exchanged, unfit_layer, unfit_operands, unseen_view
 from advisor.patterns.products import ELEMENTS, embedding_with, is_vocabulary, odd_products, viewed_elsewhere
 from advisor.patterns.sites import argument, construction_of, module_value
 from advisor.rule import Context, Example, GraphRule, step, tensor_bytes
@@ -275,9 +277,12 @@ def _unfit_elsewhere(ctx: Context, source: Source, call: ast.Call, pairs: list[t
     graph, region = pairs[0]
     columns, bias = "columns" in region.facts["odd"].split(), "bias" in region.inputs
     if columns:
-        line = unseen_view(source, call, ctx.profile.graphs)
-        if line is not None:
-            return f"line {line} views a tensor and did not run: of a slice of a padded result it may fail"
+        place = unseen_view(ctx.sources, source, call, ctx.profile.graphs)
+        if place is not None:
+            return f"{place} views a tensor and did not run: of a slice of a padded result it may fail"
+    other = exchanged(ctx.sources)
+    if other is not None:
+        return other
     if source.qualified(call.func) == LINEAR:
         weight = graph.nodes[region.inputs["weight"]]
         return unfit_operands(ctx.sources, source, call, weight, bias, columns)

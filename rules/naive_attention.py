@@ -17,7 +17,8 @@ block and keep only one number per row (Dao et al. 2022). In `samples/nano_gpt` 
 takes 192 of 533 ms, and its floor is 6 ms.
 
 ## When not to
-When the probabilities are used for anything else (returned, logged, regularised); when the scale is a tensor; when
+When the probabilities are used for anything else (returned, logged, regularised); when the scale is a tensor, in any
+instance or call that the files show; when a mask that is added is a number by its default or in an instance; when
 anything else stands between the products (a soft cap, mixing of heads, top-k); when softmax does not run over the
 keys; when removed scores get a finite value and a query may keep no key, which then attends to all keys equally; when
 an operand draws random numbers before something else does; when a caller's mask would have its axes exchanged and may
@@ -30,10 +31,12 @@ proof compares with dropout off; checks that as many elements are dropped with t
 none in evaluation; and with dropout on compares mean and spread of the outputs over sixteen draws. Not the same: a
 query without any key under a fill of `-inf` (NaN before, zero after), and scores below a finite fill such as -1e4,
 which that fill does not remove (the proof refuses it where its large values reach so far). The fused operation raises
-where a caller passes a mask with fewer than two or more than four axes, or a learned tensor as the scale. The form
-that calls flash-attn takes it for half precision on a GPU at equal shapes of queries, keys and values, and the fused
-operation otherwise; the file then imports `flash_attn`, so it needs that package wherever it runs. It is not tried
-where attention drops elements, or where the files ask for deterministic algorithms or for gradients of gradients.
+where a caller passes a mask that is a number, has fewer than two or more than four axes, or widens the batch of the
+scores, and where the scale is a tensor (learned, one per head, or computed from one) in a way that is not followed: set
+from outside the user's files, passed to a `forward`, or to a function around the one that attends. The form that calls
+flash-attn takes it for half precision on a GPU at equal shapes of queries, keys and values, and the fused operation
+otherwise; the file then imports `flash_attn`, so it needs that package wherever it runs. It is not tried where
+attention drops elements, or where the files ask for deterministic algorithms or for gradients of gradients.
 
 ## References
 - Dao et al., FlashAttention: Fast and Memory-Efficient Exact Attention with IO-Awareness, 2022
@@ -223,7 +226,7 @@ def _finite_fill(
 ) -> tuple[bool, str] | None:
     """The source tells of the first of a site's calls, which is `aligned`, what holds for all of them."""
     if aligned:
-        shown, given = shown_causal(ctx, graph, site, mask), may_be_another(site, mask)
+        shown, given = shown_causal(ctx, graph, site, mask), may_be_another(ctx, site, mask)
     else:
         shown, given = always_causal(ctx, graph, mask), False
     if shown and alone:

@@ -2,8 +2,8 @@
 
 ## What it does
 Points at an expression that indexes one tensor with ten or more different integers in a step, and says what the loop
-does: it writes rows, joins them (a sum or a product), or treats each alone. Where the loop is a sum or a product of
-rows, the suggestion holds the one operation.
+does: it writes rows, joins them (a sum or a product, and which), or treats each alone. The source is left alone; the
+examples show the one operation for a sum and for a product.
 
 ## Why it costs
 Every turn launches its own small kernels and runs Python between them. In the backward pass the gradient of `x[i]` is a
@@ -64,7 +64,7 @@ def _model(*lines: str) -> str:
 
 
 class PythonLoopIndex(GraphRule):
-    """for i in range(n): y += x[i] -> y += x[:n].sum(0), as a suggestion."""
+    """for i in range(n): y += x[i] -> y += x[:n].sum(0), pointed at only."""
 
     id = "python-loop-index"
     safety = Safety.SUGGEST

@@ -16,13 +16,18 @@ When it is not the same function: an unbiased variance or eps added to the stand
 norm over channels that are not the last axis, for which there is no fused operation in that layout. When it is the same
 function in this run only: an axis counted from the front (`x.mean(2)`) where the source does not show how many axes the
 tensor has, a number that stands for the size of the last axis (`x.sum(-1) / 8`) and is neither read from a shape nor
-what gives the weight its size. Inside a compiled region the compiler has fused it already.
+what gives the weight its size; an eps that another instance may learn. A weight or bias that comes from outside, or
+that the files may make of another shape, stays outside of the fused operation; so do both where the files name autocast
+on the CPU. Inside a compiled region the compiler has fused it already.
 
 ## Fix safety
 NUMERICS: the same statistics in another rounding order. A variance written as E[x^2] - E[x]^2 loses digits where the
-mean is large against the spread; the fused operation does not. The form that calls Liger-Kernel takes its kernel on a
-GPU in the dtype that was recorded, and F.layer_norm otherwise; the file then imports `liger_kernel`, so it needs that
-package wherever it runs. It is not tried where the files ask for gradients of gradients.
+mean is large against the spread; the fused operation does not. The dtypes are those of the recorded run: where another
+run, outside of CUDA's autocast, meets an input in half precision with a weight in float32, or computes in float32
+without a cast back, the written-out norm gives float32 and the fused one the input's dtype, if it takes the two at all.
+The form that calls Liger-Kernel takes its kernel on a GPU in the dtype that was recorded, and F.layer_norm otherwise;
+the file then imports `liger_kernel`, so it needs that package wherever it runs. It is not tried where the files ask for
+gradients of gradients.
 
 ## References
 - Ba, Kiros, Hinton, Layer Normalization, 2016
@@ -33,11 +38,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from advisor.align import Alignment
 from advisor.glance import Glance, glances
 from advisor.kernels import liger_layer_norm
 from advisor.model import Decline, Finding, Form, Graph, Replacement, Safety
 from advisor.patterns import NearMiss, Region, layer_norm_regions, same_code, shape_text
 from advisor.patterns.norms import LAYER_NORM
+from advisor.patterns.vectors import axes_shown, check_one_dtype
 from advisor.patterns.widths import widths
 from advisor.rule import Context, Example, GraphRule, Site, step
 from advisor.source import Source
@@ -124,6 +131,11 @@ class UnfusedLayerNorm(GraphRule):
         """Liger-Kernel's LayerNorm."""
         return liger_layer_norm(ctx, graph, site, plain)
 
+    def check_form(self, ctx: Context, aligned: Alignment, region: Region) -> None:
+        """A weight or bias that may have another shape than the normalised one, or another dtype, stays outside."""
+        axes_shown(ctx.sources, aligned, region)
+        check_one_dtype(ctx.sources, region)
+
     def describe(self, ctx: Context, graph: Graph, site: Site) -> Finding | Decline:
         region = site.regions[0]
         eps, node, position = region.constants["eps"]
@@ -136,7 +148,8 @@ class UnfusedLayerNorm(GraphRule):
         eps_text = site.alignment.source.segment(bound.expression) if bound is not None else repr(eps)
         axes = region.facts["axes"].count(",") + 1
         vector = next((site.text(region.inputs[name]) for name in ("weight", "bias") if name in region.inputs), None)
-        shape = shape_text(site.text(region.inputs["x"]), vector, axes)
+        shown = axes_shown(ctx.sources, site.alignment, region)
+        shape = shape_text(site.text(region.inputs["x"]), vector if shown else None, axes)
         if shape is None:
             return self.decline(site.span, "what is normalised has no name that its shape could be read from")
         sizes = (graph.nodes[region.inputs["x"]].shape or ())[-axes:]

@@ -16,16 +16,20 @@ operations (pytorch/pytorch#153666).
 When it is not the same function: eps added to the root instead of the mean square, a length bounded from below as by
 F.normalize, no eps at all. When it is the same function in this run only: an axis counted from the front where the
 source does not show how many axes the tensor has, a number for the size of the last axis (`x.norm(2, -1) * 16**-0.5`)
-that is neither read from a shape nor what gives the weight its size. When the dtypes of input, weight and result
-differ, only the part in one dtype is replaced. Inside a compiled region the compiler has fused it already. F.rms_norm
+that is neither read from a shape nor what gives the weight its size; an eps that another instance may learn. When the
+dtypes of input, weight and result differ in the recorded run, only the part in one dtype is replaced. A weight that
+comes from outside, or that the files may make of another shape, stays outside of the fused operation; so does any
+weight where the files name autocast on the CPU. Inside a compiled region the compiler has fused it already. F.rms_norm
 needs torch 2.4; older than 2.8 it is not fused.
 
 ## Fix safety
 NUMERICS: the same statistics in another rounding order. In half precision the fused operation computes in float32 and
 rounds once, whereas `weight * (x * r).to(x.dtype)` rounds before the weight as well: the last bit may differ, towards
-the exact value. The form that calls Liger-Kernel takes its kernel on a GPU in the dtype that was recorded, and
-F.rms_norm otherwise; the file then imports `liger_kernel`, so it needs that package wherever it runs. It is not tried
-where the files ask for gradients of gradients.
+the exact value. The dtypes are those of the recorded run: where another run, outside of CUDA's autocast, meets an
+input in half precision with a weight in float32, or computes in float32 without a cast back, the written-out norm gives
+float32 and the fused one the input's dtype. The form that calls Liger-Kernel takes its kernel on a GPU in the dtype
+that was recorded, and F.rms_norm otherwise; the file then imports `liger_kernel`, so it needs that package wherever it
+runs. It is not tried where the files ask for gradients of gradients.
 
 ## References
 - Zhang, Sennrich, Root Mean Square Layer Normalization, 2019
@@ -37,11 +41,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from advisor.align import Alignment
 from advisor.glance import Glance, glances
 from advisor.kernels import liger_rms_norm
 from advisor.model import Decline, Finding, Form, Graph, Replacement, Safety
 from advisor.patterns import NearMiss, Region, rms_norm_regions, same_code, shape_text
 from advisor.patterns.norms import RMS_NORM
+from advisor.patterns.vectors import axes_shown, check_one_dtype
 from advisor.patterns.widths import widths
 from advisor.rule import Context, Example, GraphRule, Site, step
 from advisor.source import Source
@@ -127,6 +133,11 @@ class UnfusedRmsNorm(GraphRule):
         """Liger-Kernel's RMSNorm."""
         return liger_rms_norm(ctx, graph, site, plain)
 
+    def check_form(self, ctx: Context, aligned: Alignment, region: Region) -> None:
+        """A weight or bias that may have another shape than the normalised one, or another dtype, stays outside."""
+        axes_shown(ctx.sources, aligned, region)
+        check_one_dtype(ctx.sources, region)
+
     def describe(self, ctx: Context, graph: Graph, site: Site) -> Finding | Decline:
         region = site.regions[0]
         if _before_2_4(ctx.profile.environment.torch):
@@ -141,7 +152,8 @@ class UnfusedRmsNorm(GraphRule):
         eps_text = site.alignment.source.segment(bound.expression) if bound is not None else repr(eps)
         axes = region.facts["axes"].count(",") + 1
         vector = site.text(region.inputs["weight"]) if "weight" in region.inputs else None
-        shape = shape_text(site.text(region.inputs["x"]), vector, axes)
+        shown = axes_shown(ctx.sources, site.alignment, region)
+        shape = shape_text(site.text(region.inputs["x"]), vector if shown else None, axes)
         if shape is None:
             return self.decline(site.span, "what is normalised has no name that its shape could be read from")
         sizes = (graph.nodes[region.inputs["x"]].shape or ())[-axes:]

@@ -13,8 +13,9 @@ do. They are memory-bound: the time is the traffic.
 
 ## When not to
 Inside a compiled region: the compiler has fused it. Where every call has other sizes: the compiler starts again for
-them, and gives up after a few. The two layouts are not exchangeable: a kernel for the other one gives other numbers
-with the same checkpoint.
+them, and gives up after a few. Where the tables are trained parameters, which is a product with a learned complex
+number and no rotation; angles may be learned. The two layouts are not exchangeable: a kernel for the other one gives
+other numbers with the same checkpoint.
 
 ## Fix safety
 NUMERICS: the compiler keeps intermediates in registers, in float32. PyTorch has no fused rotary operation; compiling

@@ -139,7 +139,14 @@ LEFT_ALONE = {
         "torch.set_grad_enabled(False)\ns = q @ k.mT\ntorch.set_grad_enabled(True)\nreturn s.softmax(-1) @ v",
         "switched",
     ),
-    "shape read later": ("w = (q @ k.mT).softmax(-1)\ny = w @ v\nreturn y * w.shape[-1]", "read again"),
+    "shape read later": (
+        "w = (q @ k.mT).softmax(-1)\ny = w @ v\nreturn y * w.shape[-1]",
+        "read again for its shape or dtype",
+    ),
+    "keys cut in two": (
+        "s = (q @ k.mT).view(2, 3, 8, 2, 4) + self.add[:2, :4]\nreturn s.view(2, 3, 8, 8).softmax(-1) @ v",
+        "cut or joined after the product",
+    ),
 }
 
 SILENT = {
@@ -361,11 +368,86 @@ SIMPLE = {  # what needs no conversion at all
         f"{FLAT}return (q @ k.mT).softmax(-1) @ v",
         "(q.unsqueeze(-3), k.unsqueeze(-3), v.unsqueeze(-3), scale=1.0).squeeze(-3)",
     ),
+    "queries scaled in place": (
+        "q = q * 1\nq *= q.size(-1) ** -0.5\nreturn (q @ k.transpose(-1, -2)).softmax(-1) @ v",
+        "F.scaled_dot_product_attention(q, k, v, scale=1.0)",
+    ),
     "keys that are square": (
         "kt = k[:, :, :4].mT + 0\nv = v[:, :, :4]\nreturn (q @ kt / math.sqrt(kt.size(-1))).softmax(-1) @ v",
         "scale=1.0 / math.sqrt(kt.size(-1))",
     ),
 }
+
+
+ELSEWHERE = {  # body, a line of the constructor, code after the class, the reason
+    "a temperature that is learned in another instance": (
+        "return (q @ k.mT / self.tau).softmax(-1) @ v",
+        "self.tau = nn.Parameter(torch.tensor(5.0)) if m else 5.0",
+        "",
+        "`self.tau` may be a tensor",
+    ),
+    "a scale per head in another instance": (
+        "return (q @ k.mT * self.logit).softmax(-1) @ v",
+        "self.logit = torch.ones(3, 1, 1) if m else 0.3",
+        "",
+        "`self.logit` may be a tensor",
+    ),
+    "a scale that another call learns": (
+        "return attend(q, k, v, 0.3)",
+        "",
+        "def attend(q, k, v, scale):\n    return (q @ k.mT * scale).softmax(-1) @ v\n\n\n"
+        "def other(x):\n    tau = nn.Parameter(torch.ones(()))\n    return attend(x, x, x, scale=2 * tau)\n",
+        "`scale` may be a tensor",
+    ),
+    "a bias that is a number by its default": (
+        "return attend(q, k, v, self.bias)",
+        "",
+        "def attend(q, k, v, bias=0.0):\n    s = q @ k.mT\n    s = s + bias\n    return s.softmax(-1) @ v\n",
+        "`bias` may be a number",
+    ),
+    "a bias that is a number in another instance": (
+        "return (q @ k.mT + self.shift).softmax(-1) @ v",
+        "self.shift = 0.0 if m else torch.zeros(8, 8)",
+        "",
+        "`self.shift` may be a number",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_not_right_for_every_instance(name: str, tmp_path: Path) -> None:
+    """What is a number in the recorded run may be a tensor elsewhere, and the other way round."""
+    body, line, after, reason = ELSEWHERE[name]
+    head = HEAD.replace("def __init__(self):", "def __init__(self, m=False):").replace(
+        "        self.p = 0.0\n", f"        self.p = 0.0\n        {line}\n"
+    )
+    text = head.replace("{body}", textwrap.indent(body, " " * 8)) + f"\n\n{after}"
+    ctx, _ = testing.context_of(RULE, text, step(10_000, nodes=0.5), tmp_path)
+    found = list(RULE.match(ctx))
+    assert [type(f) for f in found] == [Decline], found
+    assert isinstance(found[0], Decline) and re.search(reason, found[0].reason), found[0].reason
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "x = v\nfor i in range(2):\n    w = (q @ k.mT * (0.2 + i * 0.1)).softmax(-1)\n    x = w @ x\nreturn x",
+        "x = attend(q, k, v, 0.5)\nreturn attend(q, k, x, 4**-0.5 / 3)\n",
+    ],
+    ids=["a loop", "two calls"],
+)
+def test_every_place_is_compared_at_its_own_scale(body: str, tmp_path: Path) -> None:
+    attend = "\n\ndef attend(q, k, v, scale):\n    return (q @ k.mT * scale).softmax(-1) @ v\n"
+    text = HEAD.replace("{body}", textwrap.indent(body, " " * 8)) + attend
+    ctx, source = testing.context_of(RULE, text, step(10_000, nodes=0.5), tmp_path)
+    (found,) = RULE.match(ctx)
+    assert isinstance(found, Finding) and found.replacement is not None, found
+    assert len(found.replacement.places) == 2
+    rewrite = RULE.rewrite(found, source)
+    assert isinstance(rewrite, Rewrite)
+    testing.check_regions(rewrite, ctx.graphs, body)
+    after = build([rewrite], lambda _: source).sources["example.py"]
+    testing.check_same_function(text, after, RULE.tolerance, body)
 
 
 def handed(body: str, mask: str, folder: Path) -> tuple[list[Finding | Decline], str, str]:
@@ -428,3 +510,11 @@ def test_nothing_is_said_that_changes_nothing(name: str, tmp_path: Path) -> None
     found, _, after = handed(body, "None", tmp_path)
     assert [type(f) for f in found] == [Finding], found
     assert holds in re.sub(r"\s+", " ", after).replace("( ", "(").replace(" )", ")"), after
+
+
+def test_a_finite_fill_of_a_buffer_that_is_written_by_another_name_stays(tmp_path: Path) -> None:
+    body = "return (q @ k.mT).masked_fill(~self.tri, -1e9).softmax(-1) @ v\n\n"
+    body += "def pad(net, n):\n    mask = net.tri\n    mask[:n] = False"
+    found, _, _ = handed(body, FLOAT, tmp_path)
+    assert [type(f) for f in found] == [Decline], found
+    assert isinstance(found[0], Decline) and "keeps no key" in found[0].reason, found[0].reason

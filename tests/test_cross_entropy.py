@@ -57,6 +57,8 @@ SECOND = ("(2, 6)", "(2, 7, 6)")  # the class axis comes second
 PICK = "lp = F.log_softmax(x, -1)\nnll = -lp.gather(-1, t.unsqueeze(-1)).squeeze(-1)\n"
 ANY = "x.flatten(0, -2), t.flatten()"  # where the source counts axes from the last alone, for any number of axes
 WIDE = "x.to(torch.promote_types(x.dtype, torch.float32))"  # float32 at least, and float64 stays what it is
+SOFT = "self.soft.to(torch.promote_types(self.soft.dtype, x.dtype)).expand_as(x)"
+HOT = "x.flatten(0, -2), t.expand(x.shape[:-1]).flatten()"  # a one-hot table is broadcast, its classes are not
 WRITTEN = {
     "gather, mean": (FLAT, PICK + "return nll.mean()", f"F.cross_entropy({ANY})"),
     "gather, sum": (FLAT, PICK + "return nll.sum()", f'F.cross_entropy({ANY}, reduction="sum")'),
@@ -84,7 +86,7 @@ WRITTEN = {
     "gather, column": (
         FLAT,
         "return -torch.log_softmax(x, 1).gather(1, t.view(-1, 1)).mean()",
-        "F.cross_entropy(x, t)",
+        "F.cross_entropy(x, t.flatten())",
     ),
     "indexed by the rows": (
         FLAT,
@@ -171,12 +173,22 @@ WRITTEN = {
     "one-hot over an attribute": (
         FLAT,
         "return -(F.one_hot(t, self.classes) * F.log_softmax(x, -1)).sum(-1).mean()",
-        f"F.cross_entropy({ANY})",
+        f"F.cross_entropy({HOT})",
     ),
     "soft targets": (
         FLAT,
         "return -(self.soft * F.log_softmax(x, dim=-1)).sum(dim=-1).mean()",
-        "F.cross_entropy(x.flatten(0, -2), self.soft.flatten(0, -2))",
+        f"F.cross_entropy(x.flatten(0, -2), {SOFT}.flatten(0, -2))",
+    ),
+    "soft targets, classes second": (
+        FLAT,
+        "y = self.soft\nreturn torch.sum(-y * F.log_softmax(x, dim=1), dim=1).mean()",
+        f"F.cross_entropy(x, {SOFT.replace('self.soft', 'y')})",
+    ),
+    "soft targets that are floating-point": (
+        FLAT,
+        "y = self.soft.sigmoid()\nreturn -(y * F.log_softmax(x, dim=1)).sum(dim=1).mean()",
+        "F.cross_entropy(x, y.expand_as(x))",
     ),
     "batch and time, mean": (
         BATCH,
@@ -206,7 +218,7 @@ WRITTEN = {
     "in float32": (
         FLAT,
         "lp = F.log_softmax(x.float(), -1)\nreturn -(F.one_hot(t, 7).float() * lp).sum(-1).mean()",
-        "F.cross_entropy(x.float().flatten(0, -2), t.flatten())",
+        "F.cross_entropy(x.float().flatten(0, -2), t.expand(x.shape[:-1]).flatten())",
     ),
     "a factor behind it": (FLAT, PICK + "return nll.mean() * 0.5", f"F.cross_entropy({ANY}) * 0.5"),
     "a temperature before it": (
@@ -252,6 +264,22 @@ TRAPS = {
         FLAT,
         "return -(F.one_hot(t, 7).float() * F.log_softmax(x * 2, dim=1)).sum(dim=1).mean()",
         "the scores have no name that their dtype could be read from",
+    ),
+    "probabilities for scores without a name": (
+        FLAT,
+        "return -(self.soft * F.log_softmax(x * 2, dim=1)).sum(dim=1).mean()",
+        "takes integers for classes, and `self.soft` may hold integers",
+    ),
+    "probabilities that may be broadcast to scores without a name": (
+        FLAT,
+        "return -(self.soft.float() * F.log_softmax(x * 2, dim=-1)).sum(dim=-1).mean()",
+        "no name that their shape could be read from",
+    ),
+    "a numbered name of the capture": (
+        FLAT,
+        "lp = x.tanh()\nlp = F.log_softmax(lp, -1)\nnll = -lp.gather(-1, t.unsqueeze(-1)).squeeze(-1)\n"
+        "return nll.mean() + 0.1 * (lp.exp() * lp).sum(-1).mean()",
+        "the log-probabilities are used elsewhere",
     ),
     "smoothing over a literal number of classes": (
         FLAT,
@@ -433,6 +461,53 @@ def test_scores_in_double_stay_double(tmp_path: Path) -> None:
         found.append(module.Model()(torch.randn(12, 7, dtype=torch.float64)))
     assert [value.dtype for value in found] == [torch.float64] * 2
     torch.testing.assert_close(*found, rtol=1e-12, atol=0.0)
+
+
+def both(name: str, folder: Path) -> list[torch.nn.Module]:
+    """The model of a way to write a loss, before and after the rewrite."""
+    layout, body, _ = WRITTEN[name]
+    _, *texts = results("manual-cross-entropy", layout, body, folder)
+    models = []
+    for number, text in enumerate(texts):
+        (folder / f"module{number}.py").write_text(text, encoding="utf-8")
+        models.append(testing.load_module(folder / f"module{number}.py").Model())
+    return models
+
+
+@pytest.mark.parametrize("name", ["soft targets", "soft targets, classes second"])
+def test_probabilities_of_any_shape_and_dtype_give_the_same_loss(name: str, tmp_path: Path) -> None:
+    """A prior for all rows, a one-hot table of integers, integers that F.cross_entropy would take for classes."""
+    models = both(name, tmp_path)
+    torch.manual_seed(2)
+    x, hot = torch.randn(7, 7), torch.nn.functional.one_hot(torch.arange(7), 7)
+    tables = [hot[3] * 1.0, hot[:1] * 0.5, hot, hot.double(), hot.bfloat16(), torch.arange(7)]
+    tables += [hot.bool()] if name == "soft targets" else []  # torch negates no booleans
+    for scores in (x, x.double(), x.bfloat16()):
+        for table in tables:
+            found = []
+            for model in models:
+                model.soft = table
+                found.append(model(scores))
+            torch.testing.assert_close(*found)
+
+
+def test_classes_of_another_shape_are_flattened_as_before(tmp_path: Path) -> None:
+    found = []
+    for model in both("gather, column", tmp_path):
+        torch.manual_seed(2)
+        model.labels = torch.randint(0, 7, (3, 4))
+        found.append(model(torch.randn(12, 7)))
+    torch.testing.assert_close(*found)
+
+
+def test_a_one_hot_table_that_is_broadcast_is_no_other_number(tmp_path: Path) -> None:
+    """A column of classes makes a table of rows by rows: the rewrite refuses it, it does not pick one class a row."""
+    before, after = both("one-hot over an attribute", tmp_path)
+    for model in (before, after):
+        model.labels = torch.arange(5)[:, None]
+    assert before(torch.randn(5, 7)).shape == ()
+    with pytest.raises(RuntimeError):
+        after(torch.randn(5, 7))
 
 
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])

@@ -69,3 +69,24 @@ def test_a_buffer_that_something_may_read_stays(tmp_path: Path, persistent: str,
     result = rewritten(tmp_path, persistent, more)
     assert "is_causal=True" in result
     assert "register_buffer" in result
+
+
+BY_TEXT = {
+    "attrgetter": "\nfrom operator import attrgetter\nKEPT = attrgetter('ma' + 'sk')\n",
+    "reduce": "\nimport functools\ndef read(net, name):\n    return functools.reduce(getattr, name.split('.'), net)\n",
+    "renamed": "\nfrom operator import attrgetter as read\n",
+    "methodcaller": "\nimport operator\ndef read(net, name):\n    return operator.methodcaller('get', name)(net)\n",
+    "own getattr": "\n    def read(self, name):\n        return super().__getattr__(name)\n",
+}
+
+
+@pytest.mark.parametrize("way", BY_TEXT)
+def test_a_buffer_that_a_computed_name_may_reach_stays(way: str, tmp_path: Path) -> None:
+    result = rewritten(tmp_path, ", persistent=False", BY_TEXT[way])
+    assert "is_causal=True" in result
+    assert "register_buffer" in result
+
+
+def test_a_state_dict_and_a_literal_name_reach_nothing_else(tmp_path: Path) -> None:
+    more = "\n    def kept(self):\n        return getattr(self, 'n', 0), self.state_dict()\n"
+    assert "register_buffer" not in rewritten(tmp_path, ", persistent=False", more)

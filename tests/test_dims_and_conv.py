@@ -641,3 +641,172 @@ def test_a_module_of_another_class_is_not_where_a_module_was_made() -> None:
     made = construction_of(source, graph, of_c)
     assert made is not None
     assert made.owner == "A"
+
+
+# ----------------------------------------------------------------------------------------- other code of the same files
+
+ELSEWHERE = {
+    "a view in a function": (
+        "",
+        "def score(model, x):\n    y = model(x)\n    return y.view(len(y), -1)",
+        "did not run",
+    ),
+    "a view of a helper": (
+        "",
+        "def flat(y):\n    return y.view(len(y), -1)\n\n\ndef score(model, x):\n    return flat(model(x))",
+        "did not run",
+    ),
+    "quantized": ("", "def export(model):\n    return torch.ao.quantization.quantize_dynamic(model)", "another layer"),
+    "prepared": ("", "def qat(model):\n    torch.ao.quantization.prepare_qat(model)", "another layer"),
+    "adapted": (
+        "",
+        "def tune(model):\n    from peft import get_peft_model\n    return get_peft_model(model)",
+        "another layer",
+    ),
+    "another class": ("", "def swap(model, kind):\n    model.head.__class__ = kind", "another class"),
+}
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_other_code_of_the_files_keeps_a_layer_from_being_padded(name: str, tmp_path: Path) -> None:
+    before, after, reason = ELSEWHERE[name]
+    text = model("self.head = nn.Linear(16, 27)", f"{AUTOCAST}    return self.head(x)", FLOATS, before)
+    assert reason in not_applied("misaligned-dims", f"{text}\n\n{after}\n", tmp_path)
+
+
+def test_views_that_keep_the_last_axis_or_are_of_no_module_allow_padding(tmp_path: Path) -> None:
+    text = model("self.head = nn.Linear(16, 27)", f"{AUTOCAST}    return self.head(x)", FLOATS)
+    text += (
+        "\n\ndef evaluate(model, batch, correct):\n    x, y = batch\n    logits = model(x)\n    y.view(-1)\n"
+        "    return logits.view(-1, logits.size(-1)), correct[:1].float().view(-1)\n"
+    )
+    assert "F.pad(self.head.weight" in rewritten("misaligned-dims", text, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("init", "forward"),
+    [
+        (TABLE, "return project(x, self.table)"),
+        (TABLE, "weight = self.table if x.dim() == 3 else self.table[0]\nreturn F.linear(x, weight)"),
+        (TABLE + "if VOCAB < 9:\n    self.table = nn.Parameter(torch.randn(16))", "return F.linear(x, self.table)"),
+    ],
+    ids=["a parameter", "a variable", "two values"],
+)
+def test_a_weight_that_may_be_a_vector_is_not_padded(init: str, forward: str, tmp_path: Path) -> None:
+    before = "def project(x, weight):\n    return F.linear(x, weight)\n\n\n"
+    text = model(init, AUTOCAST + textwrap.indent(forward, "    "), FLOATS, before)
+    assert "one of one dimension too" in not_applied("misaligned-dims", text, tmp_path)
+
+
+INIT = "def init(m):\n    if isinstance(m, nn.Conv2d):\n        nn.init.kaiming_normal_(m.weight)\n\n\n"
+NOISE = "        for p in model.parameters():\n            p.grad.add_(torch.randn_like(p))\n"
+OTHERS = {
+    "initialised after": (
+        INIT,
+        "",
+        TRAIN.replace("    for images", "    model.apply(init)\n    for images"),
+        "may draw",
+    ),
+    "noise on gradients": ("", "", TRAIN + NOISE, "`torch.randn_like`"),
+    "video": ("", "self.v = nn.Conv3d(3, 8, 3) if VOCAB < 9 else None", TRAIN, "`Conv3d`"),
+    "dropout": ("", "self.d = nn.Dropout(0.1) if VOCAB < 9 else nn.Identity()", TRAIN, "`nn.Dropout`"),
+    "one image": (
+        "",
+        "",
+        "\n\nmodel = Model()\n\n\ndef score(image):\n    loss = model(image)\n    return loss\n",
+        "passed by callers",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_another_setting_or_caller_keeps_the_layout(name: str, tmp_path: Path) -> None:
+    before, init, after, reason = OTHERS[name]
+    layers = f"self.c, self.n = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)\n{init}"
+    text = model(layers, "return self.n(self.c(x)).mean((2, 3))", IMAGES, before) + after
+    found, source = layout(text, tmp_path)
+    assert isinstance(found, Finding), found
+    assert reason in found.values["not applied"]
+    assert isinstance(RULES["channels-last"].rewrite(found, source), Decline)
+
+
+MUON = """
+
+class Muon(torch.optim.Optimizer):
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                g = p.grad
+                g = g.view(len(g), -1)
+"""
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        MUON,
+        "\n\ndef flat(g):\n    return g.view(-1)\n\n\ndef norm(net):\n    return [flat(p) for p in net.parameters()]\n",
+    ],
+    ids=["optimizer", "helper"],
+)
+def test_views_of_what_parameters_give_keep_the_layout(after: str, tmp_path: Path) -> None:
+    found, _ = layout(plain(then=".mean((2, 3))") + TRAIN + after, tmp_path)
+    assert isinstance(found, Decline), found
+    assert "did not run" in found.reason
+
+
+def test_initialising_in_the_constructor_and_known_dropout_allow_the_layout(tmp_path: Path) -> None:
+    """The weights are drawn before the layout changes; the run shows that dropout gets no image; accuracy is viewed."""
+    init = (
+        "self.c, self.n = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)\n"
+        "self.head = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5))\nself.apply(init)"
+    )
+    text = model(init, "return self.head(self.n(self.c(x)).mean((2, 3)))", IMAGES, INIT)
+    text += TRAIN + "\n\ndef accuracy(output, target):\n    return output.argmax(1).eq(target.view(1, -1)).sum()\n"
+    found, source = layout(text, tmp_path)
+    assert isinstance(found, Finding), found
+    assert "not applied" not in found.values
+    assert isinstance(RULES["channels-last"].rewrite(found, source), Rewrite)
+
+
+BIASES = {
+    "frozen in a loop": (
+        "for m in model.modules():\n        if isinstance(m, nn.BatchNorm2d):\n            m.eval()",
+        "freeze",
+    ),
+    "a part in evaluation": ("model.body.eval()", "freeze"),
+    "named so": ("freeze_bn(model)", "freeze"),
+    "initialised": (
+        "for m in model.modules():\n        if isinstance(m, nn.Conv2d):\n            nn.init.zeros_(m.bias)",
+        "None",
+    ),
+    "read": ("return model.body[0].bias.square().sum()", "None"),
+}
+
+
+@pytest.mark.parametrize("name", BIASES)
+def test_a_bias_that_other_code_needs_is_told_with_the_finding(name: str, tmp_path: Path) -> None:
+    line, reason = BIASES[name]
+    text = model("self.body = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8))", "return self.body(x)", IMAGES)
+    text += f"\n\ndef other(model):\n    {line}\n"
+    assert reason in not_applied("conv-bias-before-bn", text, tmp_path)
+
+
+def test_an_override_of_train_that_freezes_is_told_with_the_finding(tmp_path: Path) -> None:
+    text = model("self.c, self.n = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)", "return self.n(self.c(x))", IMAGES)
+    override = "\n\n    def train(self, mode=True):\n        super().train(mode)\n        self.n.train(False)\n"
+    text = text.replace("\n\n\ndef get_init", f"{override}\n\ndef get_init", 1)
+    assert "freeze" in not_applied("conv-bias-before-bn", text, tmp_path)
+
+
+def test_evaluation_of_the_whole_model_and_biases_of_others_are_no_obstacle(tmp_path: Path) -> None:
+    text = model("self.c, self.n = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)", "return self.n(self.c(x))", IMAGES)
+    text += (
+        "\n\ndef prepare(model):\n    model.eval()\n    for m in model.modules():\n"
+        "        if isinstance(m, nn.Conv2d) and m.bias is not None:\n            nn.init.zeros_(m.bias)\n"
+        "        elif isinstance(m, nn.BatchNorm2d):\n            nn.init.zeros_(m.bias)\n"
+    )
+    ctx, source = context("conv-bias-before-bn", text, tmp_path)
+    (found,) = RULES["conv-bias-before-bn"].match(ctx)
+    assert isinstance(found, Finding)
+    assert isinstance(RULES["conv-bias-before-bn"].rewrite(found, source), Rewrite)

@@ -17,6 +17,7 @@ from types import ModuleType
 import pytest
 
 from advisor import codemod, registry, testing
+from advisor.forms import is_compiled
 from advisor.model import (
     Environment,
     Finding,
@@ -187,6 +188,24 @@ def test_a_decorator_is_spelled_as_the_file_spells_torch() -> None:
 def test_a_function_that_cannot_bear_a_decorator(text: str, reason: str) -> None:
     with pytest.raises(codemod.CannotEdit, match=reason):
         decorated(text)
+
+
+@pytest.mark.parametrize(
+    ("decorator", "compiled"),
+    [
+        ("torch.compile", True),
+        ("torch.compile(dynamic=True)", True),
+        ("compile", True),
+        ("compile(fullgraph=True)", True),
+        ("partial(torch.compile, dynamic=True)", True),
+        ("torch.compiler.disable", False),
+        ("torch.compiler.disable()", False),
+        ("recompiles", False),
+    ],
+)
+def test_only_torch_compile_compiles(decorator: str, compiled: bool) -> None:
+    text = f"import torch\nfrom functools import partial\nfrom torch import compile\n\n\n@{decorator}\ndef f(x):\n"
+    assert is_compiled(Source("a.py", f"{text}    return x * 2\n"), 8) == compiled
 
 
 # --------------------------------------------------------------------------------------------------------- Liger-Kernel

@@ -180,6 +180,28 @@ def test_tables_made_in_the_step_are_counted(tmp_path: Path) -> None:
     assert next(e.value for e in found.evidence if e.what.startswith("calls")) == 3
 
 
+LEARNED = {
+    "half-split": "a, b = x.chunk(2, -1)\nreturn torch.cat((a * self.re - b * self.im, a * self.im + b * self.re), -1)",
+    "complex": "z = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2)) * torch.view_as_complex(self.pairs)\n"
+    "return torch.view_as_real(z).flatten(-2)",
+    "angles": "a, b = x.chunk(2, -1)\nc, s = self.re.cos(), self.re.sin()\n"
+    "return torch.cat((a * c - b * s, a * s + b * c), -1)",
+}
+
+
+@pytest.mark.parametrize("name", LEARNED)
+def test_a_learned_factor_is_no_rotation_and_learned_angles_are(name: str, tmp_path: Path) -> None:
+    text = HEAD.replace("{body}", textwrap.indent(LEARNED[name], " " * 8))
+    learned = "self.re, self.im = nn.Parameter(torch.randn(4)), nn.Parameter(torch.randn(4))\n        "
+    learned += "self.pairs = nn.Parameter(torch.randn(4, 2))\n        inverse ="
+    ctx, _ = testing.context_of(
+        RULES["unfused-rope"], text.replace("inverse =", learned, 1), step(10_000, nodes=0.5), tmp_path
+    )
+    found = list(RULES["unfused-rope"].match(ctx))
+    assert [type(f) for f in found if isinstance(f, Finding)] == ([Finding] if name == "angles" else [])
+    assert all("its table is learned" in f.reason for f in found if isinstance(f, Decline))
+
+
 NOT_ROPES = {
     "the other direction": "return x * self.cos - rotate_half(x) * self.sin",
     "one product": "return x * self.cos + rotate_half(x)",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from advisor import registry, testing
 from advisor.ingest.graph import read_graphs
 from advisor.libraries import LIGER, NO_SDPA
 from advisor.model import Decline, Environment, Finding, Graph, Hardware, NodeCost, Profile, Rewrite
+from advisor.model_types import type_of_call
 from advisor.patch import build
 from advisor.rule import Context
 from advisor.source import Source
@@ -442,6 +444,7 @@ NEEDED = {
         "def penalty(loss, x):\n    return torch.autograd.grad(loss, x, create_graph=True)\n",
         "differentiates gradients again",
     ),
+    "a computed name": ("def ask(name):\n    setattr(config, name, True)\n", "may ask for the weights"),
     "a class without": ("class Other:\n    _supports_sdpa = False\n", "no other attention"),
 }
 
@@ -461,6 +464,76 @@ def test_a_dictionary_of_options_is_changed_and_options_that_are_off_are_none(tm
     _, rewrite, after = result("library-attention", text, tmp_path)
     assert isinstance(rewrite, Rewrite)
     assert after == text.replace("'eager'", "'sdpa'")
+
+
+AUTO = """\
+import torch
+from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig
+
+name = "llama"
+small = dict(
+    vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=4
+)
+{config}
+model = {model}
+
+
+def step():
+    ids = torch.arange(16).view(2, 8)
+    return model(input_ids=ids, labels=ids).loss
+"""
+MADE = "AutoModelForCausalLM.from_config(config, attn_implementation='eager')"
+TABLE = "configs = {'llama': LlamaConfig(**small), 'gemma2': Gemma2Config(**small)}"
+BY_NAME = "chosen while the script runs"
+AUTOS = {
+    "one config": ("config = LlamaConfig(**small)", MADE, None),
+    "in the call": ("", MADE.replace("config,", "LlamaConfig(**small),"), None),
+    "a table": (TABLE, MADE.replace("config,", "configs[name],"), BY_NAME),
+    "a condition": ("config = LlamaConfig(**small) if name else Gemma2Config(**small)", MADE, BY_NAME),
+    "two branches": (
+        "if name:\n    config = LlamaConfig(**small)\nelse:\n    config = Gemma2Config(**small)",
+        MADE,
+        BY_NAME,
+    ),
+    "an argument": (f"def build(config):\n    return {MADE}\n", "build(LlamaConfig(**small))", BY_NAME),
+    "an attribute": (
+        f"{TABLE}\nconfig = configs['llama']\nconfig._attn_implementation = 'eager'",
+        "AutoModelForCausalLM.from_config(config)",
+        BY_NAME,
+    ),
+    "two classes": (
+        "config = LlamaConfig(**small)\nother = Gemma2Config(**small)\nconfig._attn_implementation = 'eager'",
+        "AutoModelForCausalLM.from_config(config)",
+        "several types of model, and not every type has sdpa: Gemma2, Llama",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", AUTOS)
+def test_a_line_that_may_make_another_type_of_model_is_left_alone(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    config, model, reason = AUTOS[name]
+    text = AUTO.replace("{config}", config).replace("{model}", model)
+    _, rewrite, after = result("library-attention", text, tmp_path)
+    if reason is None:
+        assert isinstance(rewrite, Rewrite), rewrite
+        assert after == text.replace("'eager'", "'sdpa'")
+    else:
+        assert isinstance(rewrite, Decline)
+        assert reason in rewrite.reason
+
+
+def test_a_checkpoint_named_by_a_literal_is_one_type() -> None:
+    def of(text: str) -> str | None:
+        source = Source("a.py", f"from transformers import AutoModel, AutoConfig, BertModel\n{text}\n")
+        (call, *_) = (n for n in ast.walk(source.tree) if isinstance(n, ast.Call))
+        return type_of_call(source, call)
+
+    assert of("AutoModel.from_pretrained('gpt2')") == "gpt2"
+    assert of("AutoModel.from_config(AutoConfig.from_pretrained('gpt2'))") == "gpt2"
+    assert of("BertModel.from_pretrained(args.path)") == "Bert"
+    assert of("AutoModel.from_pretrained(args.path)") is None
+    assert of("AutoModel.from_pretrained(NAME)\nNAME = 'gpt2'") == "gpt2"
 
 
 ATTENTION = """\

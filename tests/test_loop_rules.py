@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import subprocess
 import sys
@@ -354,6 +355,7 @@ def test_clipping_by_hand_becomes_one_call(updates: Seen, tmp_path: Path) -> Non
     assert not declines
     (finding,) = findings.values()
     assert finding.values == {}
+    assert "makes every gradient NaN where one is" in finding.message
     by = {evidence.what: evidence.value for evidence in finding.evidence}
     assert by["waits of the host for a norm per step"] == 60
     assert float(by["launches per step"]) >= 180
@@ -498,6 +500,7 @@ def clip(model, limit):
     for p in model.parameters():
         p.grad.mul_(coef)
 """
+BELOW = "    if coef < 1:\n        for p in model.parameters():\n            p.grad.mul_"
 SQUARE, ROOT = "total += p.grad.norm(2) ** 2", "total = total ** 0.5"
 
 
@@ -529,6 +532,28 @@ def clipped(text: str) -> str:
 )
 def test_clipping_in_other_words(old: str, new: str, told: str) -> None:
     assert told in clipped(CLIPPED.replace(old, new))
+
+
+@pytest.mark.parametrize(
+    ("new", "leaves"),
+    [
+        ("coef = torch.clamp(coef, max=1.0)", False),
+        ("coef = min(coef, 1.0)", False),
+        ("coef = min(1.0, coef)", True),
+    ],
+)
+def test_the_forms_that_a_nan_leaves_unscaled(new: str, leaves: bool) -> None:
+    assert math.isnan(min(math.nan, 1.0))
+    assert min(1.0, math.nan) == 1.0
+    for text, wanted in (
+        (CLIPPED.replace("coef = torch.clamp(coef, max=1.0)", new), leaves),
+        (CLIPPED.replace("    for p in model.parameters():\n        p.grad.mul_", BELOW), True),
+    ):
+        line = next(n for n, line in enumerate(text.splitlines(), start=1) if "+= " in line)
+        read = ClipPlace.read(Source("train.py", text), Span(path="train.py", line=line, column=0))
+        assert isinstance(read, ClipPlace)
+        assert read.form is not None, read
+        assert read.form.leaves_nan == wanted
 
 
 @pytest.mark.parametrize("root", ["math.sqrt(total)", "sqrt(total)"])

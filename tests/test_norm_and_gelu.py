@@ -433,3 +433,106 @@ def test_gelu_of_a_function_that_is_given_stays(body: str, tmp_path: Path) -> No
     (found,) = RULES["unfused-gelu"].match(ctx)
     assert isinstance(found, Decline), found
     assert "a call whose body is elsewhere" in found.reason
+
+
+RMS = "return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps) * self.g"
+PLAIN = "return F.rms_norm(x, x.shape[-1:], None, self.eps) * self.g\n"
+WHOLE = "return F.rms_norm(x, self.g.shape, self.g, self.eps)\n"
+FROM_X = "return F.rms_norm(x, x.shape[-1:], self.g, self.eps)\n"
+
+
+@pytest.mark.parametrize(
+    ("made", "more", "wanted"),
+    [
+        ("nn.Parameter(torch.rand(size))", "", WHOLE),
+        ("nn.Parameter(torch.rand((size,)))", "", WHOLE),
+        ("nn.Parameter(torch.empty(size).fill_(0.5)) if size else None", "", WHOLE),
+        ("nn.Parameter(torch.rand(size))", "WIDE = Model((4, 16))", PLAIN),
+        ("nn.Parameter(torch.rand(size))", "def wide(*sizes):\n    return Model(size=sizes[1:])", PLAIN),
+        ("nn.Parameter(torch.rand(size))", "NORMS = {'rms': Model}", FROM_X),
+        ("nn.Parameter(torch.rand(size))", "def other(*given):\n    return Model(*given)", FROM_X),
+        ("nn.Parameter(torch.rand(size if size else 1))", "", PLAIN),
+        ("nn.Parameter(torch.rand(1, size))[0]", "", PLAIN),
+        ("nn.Parameter(torch.rand(16)) if gain is None else gain", "", PLAIN),
+        ("nn.Parameter(torch.rand(size))", "def late(model):\n    model.g = nn.Parameter(torch.rand(4, 16))", FROM_X),
+    ],
+)
+def test_a_weight_that_may_have_another_shape_stays_outside(made: str, more: str, wanted: str, tmp_path: Path) -> None:
+    text = HEAD.replace("{body}", textwrap.indent(RMS, " " * 8)).replace("nn.Parameter(torch.rand(16))", made, 1)
+    text = text.replace("def __init__(self)", "def __init__(self, size=16, gain=None)")
+    rule = RULES["unfused-rmsnorm"]
+    ctx, source = testing.context_of(rule, f"{text}\n\n{more}\n", step(10_000, nodes=0.5), tmp_path)
+    (found,) = rule.match(ctx)
+    assert isinstance(found, Finding), found
+    rewrite = rule.rewrite(found, source)
+    assert isinstance(rewrite, Rewrite)
+    after = build([rewrite], lambda _: source).sources["example.py"]
+    assert wanted in after
+    testing.check_same_function(source.text, after, rule.tolerance, made)
+
+
+def test_weights_that_are_arguments_stay_outside(tmp_path: Path) -> None:
+    body = "return norm(x, self.g, self.b)"
+    function = "def norm(x, g, b):\n    m = x.mean(-1, keepdim=True)\n    v = x.var(-1, keepdim=True, correction=0)\n"
+    function += "    return (x - m) * torch.rsqrt(v + 1e-5) * g + b\n\n\nclass Model"
+    text = HEAD.replace("{body}", textwrap.indent(body, " " * 8)).replace("class Model", function)
+    rule = RULES["unfused-layernorm"]
+    ctx, source = testing.context_of(rule, text, step(10_000, nodes=0.5), tmp_path)
+    (found,) = rule.match(ctx)
+    assert isinstance(found, Finding), found
+    rewrite = rule.rewrite(found, source)
+    assert isinstance(rewrite, Rewrite)
+    after = build([rewrite], lambda _: source).sources["example.py"]
+    assert "return F.layer_norm(x, x.shape[-1:], None, None, 1e-5) * g + b\n" in after
+
+
+def test_autocast_on_the_cpu_keeps_the_weight_outside(tmp_path: Path) -> None:
+    """The product with a weight in float32 widens the result, which the fused norm does not."""
+    import torch
+
+    text = HEAD.replace("{body}", textwrap.indent(RMS, " " * 8))
+    text += '\n\ndef mixed(model, x):\n    with torch.autocast("cpu", torch.bfloat16):\n        return model(x)\n'
+    rule = RULES["unfused-rmsnorm"]
+    ctx, source = testing.context_of(rule, text, step(10_000, nodes=0.5), tmp_path)
+    (found,) = rule.match(ctx)
+    assert isinstance(found, Finding), found
+    rewrite = rule.rewrite(found, source)
+    assert isinstance(rewrite, Rewrite)
+    after = build([rewrite], lambda _: source).sources["example.py"]
+    assert PLAIN in after
+    kinds = []
+    for number, code in enumerate((text, after)):
+        (tmp_path / f"module{number}.py").write_text(code, encoding="utf-8")
+        module = testing.load_module(tmp_path / f"module{number}.py")
+        kinds.append(module.mixed(module.Model(), torch.ones(2, 16, dtype=torch.bfloat16)).dtype)
+    assert kinds == [torch.float32, torch.float32]
+
+
+@pytest.mark.parametrize(
+    ("made", "more"),
+    [
+        ("nn.Parameter(torch.tensor(1e-5)) if learn else 1e-5", ""),
+        ("eps", "def learned():\n    return Model(eps=nn.Parameter(torch.tensor(1e-5)))"),
+        (
+            "eps",
+            "class Learned(Model):\n    def __init__(self):\n        super().__init__()\n"
+            "        self.register_buffer('eps', torch.tensor(1e-5))",
+        ),
+    ],
+)
+@pytest.mark.parametrize("rule", ["unfused-layernorm", "unfused-rmsnorm"])
+def test_an_eps_that_may_be_learned_stays(rule: str, made: str, more: str, tmp_path: Path) -> None:
+    body = RMS if rule == "unfused-rmsnorm" else NORMS["rsqrt and var"]
+    text = HEAD.replace("{body}", textwrap.indent(body, " " * 8)).replace("self.eps = 1e-5", f"self.eps = {made}")
+    text = text.replace("def __init__(self)", "def __init__(self, learn=False, eps=1e-5)")
+    ctx, _ = testing.context_of(RULES[rule], f"{text}\n\n{more}\n", step(10_000, nodes=0.5), tmp_path)
+    (found,) = RULES[rule].match(ctx)
+    assert isinstance(found, Decline), found
+    assert "`self.eps` may be a tensor in another call" in found.reason
+
+
+def test_an_eps_of_a_dtype_is_a_number(tmp_path: Path) -> None:
+    text = HEAD.replace("{body}", textwrap.indent(RMS, " " * 8))
+    text = text.replace("self.eps = 1e-5", "self.eps = torch.finfo(torch.float32).eps")
+    ctx, _ = testing.context_of(RULES["unfused-rmsnorm"], text, step(10_000, nodes=0.5), tmp_path)
+    assert [type(found) for found in RULES["unfused-rmsnorm"].match(ctx)] == [Finding]

@@ -66,7 +66,7 @@ COMPOSERS = {
 }
 # `advisor.source` and `advisor.align` hold types that a rule is handed, the others what several rules share.
 _NOUNS = "model rule patterns codemod source align semantics glance attending libraries handed made swallowed triangles"
-_NOUNS += " forms kernels"
+_NOUNS += " forms kernels model_types"
 RULES_MAY_IMPORT = tuple(f"advisor.{name}" for name in _NOUNS.split())
 REPORTS_MAY_IMPORT = ("advisor.model", "advisor.measured", "advisor.reports")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import textwrap
 from dataclasses import replace
@@ -14,6 +15,8 @@ from advisor.model import Decline, Finding, Graph, Node, Operators, Rewrite
 from advisor.patch import build
 from advisor.patterns.sdpa import math_cause, sdpa_calls
 from advisor.rule import Context, step
+from advisor.source import Source
+from advisor.triangles import made_as_triangle
 
 pytest.importorskip("torch")
 RULES = {name: item.rule for name, item in registry.load()[0].items()}
@@ -492,6 +495,14 @@ OTHER_INSTANCES = {
     "registered again": (BUFFER, CALL, "_=0", "def widen(m):\n    m.register_buffer('mask', m.mask.triu(-2))"),
     "set by its name": (BUFFER, CALL, "_=0", "def widen(m, mask):\n    setattr(m, 'mask', mask)"),
     "pruned later": (BUFFER, CALL, "_=0", "def prune(model):\n    model.mask[:, 3] = False"),
+    "a prefix of the constructor": (f"{BUFFER}\nif prefix:\n    self.mask[:, :prefix] = True", CALL, "prefix=0", ""),
+    "filled by a subclass": (
+        BUFFER,
+        CALL,
+        "_=0",
+        "class Wide(Model):\n    def __init__(self):\n        super().__init__()\n        self.mask.fill_(True)",
+    ),
+    "written by another name": (BUFFER, CALL, "_=0", "def widen(m, n):\n    mask = m.mask\n    mask[:, :n] = True"),
     "a parameter": (
         "self.mask = nn.Parameter(torch.full((8, 8), float('-inf')).triu(1), requires_grad=False)",
         CALL,
@@ -607,3 +618,60 @@ def test_the_math_path_stays_where_it_is_wanted(body: str, reason: str, tmp_path
     found, rewrite, _ = three_axes(body, tmp_path, head)
     assert isinstance(rewrite, Rewrite) == (not reason)
     assert not reason or (isinstance(found, Decline) and reason in found.reason), found
+
+
+# ------------------------------------------------------------------------------------- writes into the buffer of a mask
+
+MASKED = """\
+from torch import nn
+class Attention(nn.Module):
+    def __init__(self, n, prefix=0):
+        super().__init__()
+        self.proj = nn.Linear(n, n)
+        self.register_buffer("bias", torch.tril(torch.ones(n, n)))
+{own}
+    def forward(self, x):
+        return x.masked_fill(self.bias[: x.size(1), : x.size(1)] == 0, float("-inf"))
+{more}
+"""
+WRITES = [
+    "self.bias |= True",
+    "def f(net):\n    nn.init.ones_(net.bias)",
+    "def f(net):\n    for b in (net.bias,):\n        b[:, :3] = 1",
+    "def f(net):\n    [b.fill_(1) for b in (net.bias,)]",
+    "def f(net):\n    m = net.bias.data.view(-1)\n    m[:3].fill_(1)",
+    "def w(m):\n    m[:, 0] = 1\ndef f(net):\n    w(net.bias)",
+    "def f(net):\n    getattr(net, 'bias')[:, 0] = 1",
+    "import functools\ndef f(net, name):\n    functools.reduce(getattr, name.split('.'), net)[:, :3] = 1",
+    "def f(net):\n    for n, b in net.named_buffers():\n        b[:, 0] = 1",
+    "class Kept:\n    def __init__(self, m):\n        self.m = m\n    def w(self):\n        self.m[0] = 1\n"
+    "def f(net):\n    Kept(net.bias).w()",
+    "class Wide(Attention):\n    def mask(self):\n        return self.bias\ndef f(net):\n    net.mask()[:, 0] = 1",
+    "def f(m):\n    if isinstance(m, nn.Module):\n        m.bias.data.zero_()",
+]
+NO_WRITES = [
+    "nn.init.zeros_(self.proj.bias)",
+    "class Norm(nn.Module):\n    def __init__(self, n):\n        super().__init__()\n"
+    "        self.bias = nn.Parameter(torch.zeros(n))\n    def reset(self):\n        nn.init.zeros_(self.bias)\n"
+    "def init(m):\n    if isinstance(m, nn.Linear) and m.bias is not None:\n        nn.init.zeros_(m.bias)\n"
+    "    elif isinstance(m, (nn.LayerNorm, Norm)):\n        m.bias.data.zero_()",
+    "class Other(Attention):\n    def forward(self, att):\n        return att.masked_fill_(self.bias == 0, -1)",
+    "def average(ema, net):\n    for a, b in zip(ema.buffers(), net.buffers()):\n        a.copy_(b)",
+]
+
+
+def compared(source: Source) -> ast.expr:
+    """The mask that the first attention of a file compares with 0."""
+    found = (n.left for n in ast.walk(source.tree) if isinstance(n, ast.Compare))
+    return next(left for left in found if ast.unparse(left).startswith("self.bias["))
+
+
+@pytest.mark.parametrize(("text", "writes"), [*((t, True) for t in WRITES), *((t, False) for t in NO_WRITES)])
+def test_a_mask_is_a_triangle_while_nothing_writes_into_it(text: str, writes: bool) -> None:
+    own, more = ("", text) if text.startswith(("def", "class", "import")) else (" " * 8 + text, "")
+    source = Source("example.py", MASKED.replace("{own}", own).replace("{more}", more))
+    assert made_as_triangle(source, compared(source)) is not writes
+    if more:  # in another file
+        alone = Source("example.py", MASKED.replace("{own}", "").replace("{more}", ""))
+        other = Source("other.py", f"from torch import nn\nfrom example import Attention\n{more}\n")
+        assert made_as_triangle(alone, compared(alone), (other,)) is not writes

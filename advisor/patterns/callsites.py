@@ -24,22 +24,84 @@ def package_file(node: Node) -> str | None:
     return next((path.rsplit(mark, 1)[1] for mark in INSTALLED if mark in path), None)
 
 
-
-
 def differentiates_twice(source: Source) -> str | None:
-    """The call of a file that asks for gradients of gradients, as text: create_graph=True, torch.func.hessian."""
+    """What a file asks for that differentiates gradients again or forward, as text: create_graph=True,
+    torch.func.hessian, a gradient of a gradient, forward-mode derivatives."""
+    nested: list[ast.expr] = []
     for node in ast.walk(source.tree):
-        if not isinstance(node, ast.Call):
-            continue
-        name = source.qualified(node.func) or ""
-        again = keyword(node, "create_graph")
-        asked = again is not None and not (isinstance(again, ast.Constant) and not again.value)
-        if asked or (name.startswith(("torch.func.", "torch.autograd.functional.")) and name.endswith(SECOND)):
+        if isinstance(node, ast.Call) and _keeps_graph(source, node):
             return ast.unparse(node)
-    return None
+        if isinstance(node, ast.Dict) and any(_is_create_graph(k) and _asked(v) for k, v in _items(node)):
+            return "create_graph"
+        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store) and _is_create_graph(node.slice):
+            return "create_graph"
+        if not isinstance(node, (ast.Name, ast.Attribute)) or not isinstance(node.ctx, ast.Load):
+            continue
+        name = source.qualified(node) or ""
+        package, _, function = name.rpartition(".")
+        if name.startswith(FORWARD_MODE) or (package in TRANSFORMS and function in SECOND):
+            return ast.unparse(_call_of(source, node))
+        if package in FUNCTION_TRANSFORMS and function in FIRST:
+            nested.append(node)
+    again = nested[1:] or [node for node in nested if _differentiated(source, node)]
+    return ast.unparse(_call_of(source, again[0])) if again else None
 
 
-SECOND = ("hessian", "hvp", "vhp")
+FORWARD_MODE = "torch.autograd.forward_ad."
+FUNCTION_TRANSFORMS = ("torch.func", "functorch")
+TRANSFORMS = (*FUNCTION_TRANSFORMS, "torch.autograd.functional", "torch.autograd.gradcheck", "torch.autograd")
+SECOND = frozenset("hessian hvp vhp jvp jacfwd linearize gradgradcheck".split())
+FIRST = frozenset("grad grad_and_value vjp jacrev".split())  # of second order where one is taken of another
+# where create_graph stands among the arguments
+CREATE_GRAPH = {
+    "torch.autograd.grad": 4,
+    "torch.autograd.backward": 3,
+    "torch.autograd.functional.vjp": 3,
+    "torch.autograd.functional.jacobian": 2,
+}
+CREATE_GRAPH_OF_METHOD = 2  # tensor.backward(gradient, retain_graph, create_graph)
+
+
+def _keeps_graph(source: Source, call: ast.Call) -> bool:
+    """Whether a call may ask for gradients that can be differentiated."""
+    again = keyword(call, "create_graph")
+    if again is not None:
+        return _asked(again)
+    position = CREATE_GRAPH.get(source.qualified(call.func) or "")
+    if position is None and isinstance(call.func, ast.Attribute) and call.func.attr == "backward":
+        position = CREATE_GRAPH_OF_METHOD
+    if position is None:
+        return False
+    before = call.args[: position + 1]
+    if any(isinstance(argument, ast.Starred) for argument in before):
+        return True
+    return len(before) > position and _asked(before[position])
+
+
+def _asked(value: ast.expr) -> bool:
+    return not (isinstance(value, ast.Constant) and not value.value)
+
+
+def _is_create_graph(node: ast.expr | None) -> bool:
+    return isinstance(node, ast.Constant) and node.value == "create_graph"
+
+
+def _items(node: ast.Dict) -> Iterator[tuple[ast.expr | None, ast.expr]]:
+    yield from zip(node.keys, node.values, strict=True)
+
+
+def _call_of(source: Source, node: ast.expr) -> ast.expr:
+    """The call of a function, the function where it is only named."""
+    parent = source.parents.get(node)
+    return parent if isinstance(parent, ast.Call) and parent.func is node else node
+
+
+def _differentiated(source: Source, node: ast.expr) -> bool:
+    """Whether the function that takes a gradient with torch.func asks autograd for another."""
+    scope = source.function_at(node.lineno)
+    calls = [n for n in ast.walk(scope if scope is not None else source.tree) if isinstance(n, ast.Call)]
+    named = {source.qualified(c.func) for c in calls} & {"torch.autograd.grad", "torch.autograd.backward"}
+    return bool(named) or any(isinstance(c.func, ast.Attribute) and c.func.attr == "backward" for c in calls)
 
 
 def is_tensor(source: Source, expression: ast.expr, depth: int = 6) -> bool:

@@ -25,6 +25,12 @@ class Form:
     total: str
     host: bool  # the total is a Python number
 
+    @property
+    def leaves_nan(self) -> bool:
+        """Whether a norm that is NaN leaves the gradients unscaled: no comparison with NaN holds."""
+        first = (c.args[0] for s in self.statements for c in ast.walk(s) if isinstance(c, ast.Call) and _is_min(c))
+        return isinstance(self.statements[-1], ast.If) or any(isinstance(a, ast.Constant) for a in first)
+
 
 @dataclass(frozen=True)
 class ClipPlace:
@@ -91,6 +97,10 @@ class _Other(Exception):
 def _is_clip(call: ast.Call) -> bool:
     name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", None)
     return name == "clip_grad_norm_"
+
+
+def _is_min(call: ast.Call) -> bool:
+    return isinstance(call.func, ast.Name) and call.func.id == "min" and bool(call.args)
 
 
 def _is_false(expression: ast.expr) -> bool:

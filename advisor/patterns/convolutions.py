@@ -11,6 +11,7 @@ from advisor.patterns.regions import NearMiss, Region, calls
 from advisor.semantics import operation
 
 NAMES = ("conv1d", "conv2d", "conv3d")
+VIEWS = frozenset({"view", "view_as", "as_strided"})  # fail or read other elements where the layout is another
 MODULES = ("Conv1d", "Conv2d", "Conv3d")
 
 
@@ -89,9 +90,6 @@ def is_channels_last(graph: Graph, found: Convolution) -> bool:
     shape = graph.nodes[arg.index].shape if isinstance(arg, Ref) else None
     stride = graph.nodes[arg.index].stride if isinstance(arg, Ref) else None
     return shape is not None and stride is not None and len(shape) == 4 and shape[1] > 1 and stride[1] == 1
-
-
-VIEWS = frozenset({"view", "view_as", "as_strided"})  # fail or read other elements where the layout is another
 
 
 def flattened_activation(graph: Graph) -> Node | None:

@@ -35,8 +35,10 @@ def cross_entropy_regions(graph: Graph) -> Iterator[Region | NearMiss]:
     "smoothing" the label smoothing, "flat" whether the scores have one axis of rows, "anchor" the node of the softmax,
     "widened" whether scores of half precision give a float32 result (`_Search._widened`), "counted" the arguments that
     were taken for the number of rows, as "node position", "ends" from where the class axis is counted: "front", "back",
-    or both, "picks" the nodes that gather or scatter, "indexed" those that index the scores by the classes. The
-    constants "ignore_index" and "label_smoothing" are there where they are not torch's defaults.
+    or both, "picks" the nodes that gather or scatter, "indexed" those that index the scores by the classes, "broadcast"
+    whether the target is multiplied with the scores, which takes one that is broadcast, "reshaped" whether the target
+    is read in another shape alone. The constants "ignore_index" and "label_smoothing" are there where they are not
+    torch's defaults.
     """
     claimed: set[int] = set()
     for node in calls(graph, "cross_entropy", "nll_loss", "log_softmax"):
@@ -58,6 +60,14 @@ def bare_loss(graph: Graph, region: Region) -> bool:
     """Whether a region is log-softmax and nll_loss with views and nothing else, which is what F.cross_entropy runs."""
     kinds = {operation(graph.nodes[index]) for index in region.inner}
     return {"log_softmax", "nll_loss"} <= kinds and kinds <= {"log_softmax", "nll_loss"} | PASSED_ON | {"unsqueeze"}
+
+
+def _called(graph: Graph, index: int) -> str:
+    """The name of a node, empty where capture has numbered it and the source may not hold it."""
+    name = graph.nodes[index].name
+    stem, _, number = name.rpartition("_")
+    numbered = number.isdigit() and any(node.name == stem for node in graph.nodes)
+    return "" if numbered else f"`{name}`"
 
 
 def _softmax_twice(graph: Graph, node: Node) -> NearMiss | None:
@@ -111,7 +121,7 @@ class _Search(Reading):
     def _region(self, root: int, target: Target, meaning: Meaning) -> Region | NearMiss:
         inputs = {"x": self.scores.index, "target": target.node}
         inner = inner_nodes(self.graph, root, frozenset(inputs.values()))
-        widened = self._widened(inner)
+        widened = self._widened(inner, target)
         if widened == "float" and self.scores.target == "method.float" and isinstance(self.scores.args[0], Ref):
             inputs["x"] = self.scores.args[0].index
             inner |= {self.scores.index}
@@ -133,30 +143,41 @@ class _Search(Reading):
                 "counted": ";".join(f"{node} {place}" for node, place in meaning.counted),
                 "ends": " ".join(sorted(self._ends(inner))),
                 "picks": self._listed(inner, lambda node: operation(node) in INDEXED),
+                "broadcast": str(target.soft or any(operation(self.graph.nodes[i]) == "one_hot" for i in inner)),
+                "reshaped": str(self._reshapes(inner, target.node)),
                 "indexed": self._listed(inner, self._index_of_rows),
             },
         )
         reason = self._unfit(region, target, meaning)
         return region if reason is None else self._near(*reason)
 
-    def _widened(self, inner: frozenset[int]) -> str:
+    def _widened(self, inner: frozenset[int], target: Target) -> str:
         """Whether the region gives float32 for scores of half precision: "float" where it says `.float()`, "promoted"
-        where it computes with a float32 tensor that is not made of them."""
+        where it computes with a float32 tensor that is not made of them and has not the dtype of the target."""
         scored = {self.scores.index}  # nodes that depend on the scores
+        like_target = {target.node} if target.soft else set[int]()
         wide = "float" if self.scores.target == "method.float" else ""
         for index in sorted(inner):
             node = self.graph.nodes[index]
             read = [self.graph.nodes[i] for i in node.inputs()]
             mine = [n for n in read if n.index in scored]
             if not mine:
+                if read and all(n.index in like_target for n in read) and operation(node) != "to":
+                    like_target.add(index)
                 continue
             scored.add(index)
-            fixed = [n for n in read if n.index in inner and n.index not in scored and n.dtype == "float32"]
+            known = scored | like_target
+            fixed = [n for n in read if n.index in inner and n.index not in known and n.dtype == "float32"]
             if node.target == "method.float":
                 return "float"
             if not wide and any(n.shape or not any(m.shape for m in mine) for n in fixed):
                 wide = "promoted"
         return wide
+
+    def _reshapes(self, inner: frozenset[int], target: int) -> bool:
+        """Whether the region reads the target in another shape alone, as `target.view(-1, 1)` for one of any shape."""
+        users = [self.graph.nodes[index] for index in self.graph.nodes[target].users if index in inner]
+        return bool(users) and all(operation(node) in ("view", "reshape", "flatten") for node in users)
 
     def _listed(self, inner: frozenset[int], kind: Callable[[Node], bool]) -> str:
         return " ".join(str(index) for index in sorted(inner) if kind(self.graph.nodes[index]))
@@ -223,7 +244,9 @@ class _Search(Reading):
         if leak is not None:
             kind = operation(graph.nodes[leak])
             what = "log-probabilities" if kind in ("log_softmax", "log", "softmax") else "intermediate"
-            return leak, f"the {what} `{graph.nodes[leak].name}` {'are' if what[-1] == 's' else 'is'} used elsewhere"
+            called = _called(graph, leak)
+            named = f" {called}" if called else ""
+            return leak, f"the {what}{named} {'are' if what[-1] == 's' else 'is'} used elsewhere"
         widened = region.facts["widened"]
         double = widened == "promoted" and self.anchor.dtype == "float64"
         wanted = "float32" if widened and not double else self.anchor.dtype
@@ -251,7 +274,7 @@ class _Search(Reading):
             for arg in node.args:
                 if isinstance(arg, Ref) and arg.index != root.index and not self._is_mask(arg.index):
                     return node.index, (
-                        f"the log-probabilities are weighted by `{self.graph.nodes[arg.index].name}`: "
+                        f"the log-probabilities are weighted by {_called(self.graph, arg.index) or 'another tensor'}: "
                         "a policy gradient or a weighting of its own, not cross entropy"
                     )
         return None
@@ -290,7 +313,7 @@ class _Search(Reading):
             if operation(node) == "mul" and floating and index not in picks and not self._is_mask(floating[0]):
                 return self._near(
                     index,
-                    f"the log-probabilities are weighted by `{self.graph.nodes[floating[0]].name}`: "
+                    f"the log-probabilities are weighted by {_called(self.graph, floating[0]) or 'another tensor'}: "
                     "a policy gradient or a weighting of its own, not cross entropy",
                 )
         return self._near(picks[0], "what is made of the log-probabilities is no loss that F.cross_entropy computes")

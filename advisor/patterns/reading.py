@@ -11,7 +11,7 @@ from advisor.patterns.axes import LAYOUTS, Axes, Axis, Follow, Product, Unclear,
 from advisor.patterns.masks import MASKED, NotCausal, multiplied_fill, reads_batch, triangle_of
 from advisor.patterns.regions import Region, changes_input, disturbed, escape, inner_nodes
 from advisor.patterns.softmaxes import Softmax
-from advisor.semantics import operation
+from advisor.semantics import in_place, operation
 
 
 class Stop(Exception):
@@ -131,6 +131,8 @@ class Reading:
         """Tell queries from keys by the axis softmax runs over, and name the batch axes in order."""
         sides = {self.scores.left: self.scores.left_axes, self.scores.right: self.scores.right_axes}
         holders = [index for index, axes in sides.items() if key in axes]
+        if len(key) > 1:
+            raise Stop(self.softmax.node, "softmax runs over an axis that was cut or joined after the product")
         if len(sides) != 2 or len(key) != 1 or len(holders) != 1:
             raise Stop(self.softmax.node, "softmax does not run over the keys")
         self.key_name, self.key = key[0], holders[0]
@@ -225,7 +227,7 @@ class Reading:
         while True:
             node = self.graph.nodes[index]
             kind = operation(node)
-            if not node.op.startswith("call_") or len(node.users) != 1 or not node.args:
+            if not node.op.startswith("call_") or len(node.users) != 1 or not node.args or in_place(node):
                 return index, axes
             source = node.args[0]
             if kind in ("mul", "div") and name != "value" and len(node.args) == 2:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from advisor.model import Graph, Node, Ref, Symbol
-from advisor.patterns.language import Alternative, Input, Pattern, find
+from advisor.patterns.language import Alternative, Constraint, Input, Pattern, find
 from advisor.patterns.regions import NearMiss, Region, reads
 from advisor.semantics import Array, operation, rotated
 
@@ -47,10 +47,42 @@ def _as_many(anchor: Node, source: Node) -> bool:
     return real and source.shape[-1] % 2 == 0 and math.prod(source.shape) == twice * math.prod(anchor.shape)
 
 
+TRIGONOMETRY = frozenset({"cos", "sin", "polar"})
+ANGULAR = TRIGONOMETRY | {"exp"}  # of an imaginary angle
+TABLE_REACH = 40  # nodes looked at behind a table
+
+
+def _is_angle(name: str) -> Constraint:
+    """Whether an input is no parameter that training moves: what it learns freely is no rotation."""
+
+    def reason(graph: Graph, region: Region) -> str | None:
+        learned = _learned(graph, region.inputs[name])
+        return None if learned is None else f"its table is learned (`{learned}`): that is a product, no rotation"
+
+    return reason
+
+
+def _learned(graph: Graph, table: int) -> str | None:
+    """The trained parameter from which a table is made other than as an angle; None without one."""
+    pending, seen = [table], set[int]()
+    while pending and len(seen) < TABLE_REACH:
+        index = pending.pop(0)
+        node = graph.nodes[index]
+        if index in seen or operation(node) in ANGULAR:
+            continue
+        seen.add(index)
+        state = node.facts.get("origin") == "state" or node.op == "get_attr"
+        if state and node.requires_grad:
+            return node.name
+        pending.extend(reads(node))
+    return None
+
+
+COS, SIN = (Input(name=name, kind="table", must=(_is_angle(name),)) for name in ("cos", "sin"))
 ROPE = Pattern(
     name="rotary position embedding",
     anchors=("cat", "stack", "view_as_complex"),
-    inputs=(Input(name="x"), Input(name="cos", kind="table"), Input(name="sin", kind="table")),
+    inputs=(Input(name="x"), COS, SIN),
     alternatives=(
         Alternative(name=HALVES, function=_halves),
         Alternative(name=NEIGHBOURS, function=_neighbours),
@@ -62,7 +94,7 @@ ROPE = Pattern(
 COMPLEX_ROPE = Pattern(
     name="rotary position embedding by complex numbers",
     anchors=("view_as_complex", "complex"),
-    inputs=(Input(name="x"), Input(name="table", kind="table")),
+    inputs=(Input(name="x"), Input(name="table", kind="table", must=(_is_angle("table"),))),
     alternatives=(
         Alternative(name=NEIGHBOURS, function=_complex),
         Alternative(name=HALVES, function=_complex_halves),
@@ -76,10 +108,6 @@ COMPLEX_ROPE = Pattern(
 def rope_regions(graph: Graph) -> Iterator[Region | NearMiss]:
     """Rotary embeddings of a tensor; the fact "alternative" names the layout."""
     return find(graph, ROPE, COMPLEX_ROPE)
-
-
-TRIGONOMETRY = frozenset({"cos", "sin", "polar"})
-TABLE_REACH = 40  # nodes looked at behind a table
 
 
 def table_source(graph: Graph, region: Region) -> int | None:

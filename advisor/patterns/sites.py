@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from advisor.model import Graph, Node
+from advisor.patterns.callsites import Function, scope_of
 from advisor.source import Source
 
 CONTAINERS = ("torch.nn.Sequential", "torch.nn.ModuleList")
@@ -135,6 +136,78 @@ def argument(call: ast.Call, position: int, keyword: str) -> ast.expr | None:
     if position < len(call.args):
         return call.args[position]
     return next((k.value for k in call.keywords if k.arg == keyword), None)
+
+
+def origins(sources: Sequence[Source], source: Source, expression: ast.expr) -> Iterator[tuple[Source, ast.expr]]:
+    """Every expression that the value of an expression may come from, first itself.
+
+    Names are followed to all that their function or module gives them, parameters to the arguments of every call of
+    their function by its name, a result to what the functions of that name in the files return.
+    """
+    pending, seen = [(source, expression)], {id(expression)}
+    while pending:
+        at, one = pending.pop()
+        yield at, one
+        for inner in ast.walk(one):
+            further: list[tuple[Source, ast.expr]] = []
+            if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Load):
+                further = [(at, value) for value in _bound(at, inner)] or list(_passed(sources, at, inner))
+            elif isinstance(inner, ast.Call):
+                further = list(_returned(sources, inner))
+            for pair in further:
+                if id(pair[1]) not in seen:
+                    seen.add(id(pair[1]))
+                    pending.append(pair)
+
+
+def called_name(call: ast.Call) -> str | None:
+    """The last name of what is called: `view` of `x.view(-1)`."""
+    if isinstance(call.func, ast.Attribute):
+        return call.func.attr
+    return call.func.id if isinstance(call.func, ast.Name) else None
+
+
+def _bound(source: Source, name: ast.Name) -> Iterator[ast.expr]:
+    """What the function around a name, or the module, binds it to: assignments, loops, `with`."""
+    scope = scope_of(source, name)
+    for node in ast.walk(scope):
+        if isinstance(node, ast.Name) and node.id == name.id and isinstance(node.ctx, ast.Store):
+            parent = source.parents.get(node)
+            while isinstance(parent, (ast.Tuple, ast.List, ast.Starred)):
+                parent = source.parents.get(parent)
+            for field in ("value", "iter", "context_expr"):
+                value = getattr(parent, field, None)
+                if isinstance(value, ast.expr):
+                    yield value
+
+
+def _passed(sources: Sequence[Source], source: Source, name: ast.Name) -> Iterator[tuple[Source, ast.expr]]:
+    """What the files pass as a parameter to the function around a name."""
+    function = scope_of(source, name)
+    if not isinstance(function, Function):
+        return
+    arguments = [a.arg for a in (*function.args.posonlyargs, *function.args.args)]
+    if name.id not in [*arguments, *(a.arg for a in function.args.kwonlyargs)]:
+        return
+    position = arguments.index(name.id) if name.id in arguments else len(arguments)
+    for other in sources:
+        for call in ast.walk(other.tree) if f"{function.name}(" in other.text else ():
+            if isinstance(call, ast.Call) and called_name(call) == function.name:
+                bound = arguments[:1] == ["self"] and isinstance(call.func, ast.Attribute)
+                given = argument(call, position - bound, name.id) if position >= bound else None
+                if given is not None:
+                    yield other, given
+
+
+def _returned(sources: Sequence[Source], call: ast.Call) -> Iterator[tuple[Source, ast.expr]]:
+    """What functions of the called name give back, those of the files."""
+    name = called_name(call)
+    for source in sources:
+        for function in ast.walk(source.tree) if f"def {name}" in source.text else ():
+            if isinstance(function, Function) and function.name == name:
+                for node in ast.walk(function):
+                    if isinstance(node, (ast.Return, ast.Yield)) and node.value is not None:
+                        yield source, node.value
 
 
 def _assigned(statement: ast.Assign) -> Iterator[tuple[ast.expr, ast.expr]]:

@@ -17,6 +17,8 @@ from advisor.semantics import operation
 VIEWS = frozenset("view reshape flatten transpose permute contiguous squeeze unsqueeze".split())
 KEEPING = frozenset("view reshape flatten long to contiguous clone detach squeeze unsqueeze cuda cpu".split())
 
+FLOATING = frozenset("softmax sigmoid float half double bfloat16 rand randn rand_like exp".split())
+
 
 class WrittenLoss:
     """One region of `cross_entropy_regions` with its source."""
@@ -56,7 +58,64 @@ class WrittenLoss:
         if self.region.facts["indexed"] and not self._never_negative(target.expression, target.statement):
             text = self.source.segment(target.expression)
             return f"an index takes class -1 for the last one, F.cross_entropy refuses it, and `{text}` may hold it"
+        return self.another_target()
+
+    # --------------------------------------------------------------------------------------------------------- targets
+
+    @cached_property
+    def fitted_target(self) -> str:
+        """The target as a template, in the shape and dtype that F.cross_entropy asks for, which multiplication with
+        the scores does not."""
+        soft, named = self.region.facts["soft"] == "True", _is_named(self.bound["x"].expression)
+        if not named or self.region.facts["broadcast"] != "True":
+            return "{target}"
+        if not soft:
+            return "{target}" if self.from_front else "{target}.expand({x}.shape[:-1])"
+        if self._target_is_floating:
+            return "{target}.expand_as({x})"
+        scores = "torch.float32" if self.region.facts["widened"] else "{x}.dtype"
+        return f"{{target}}.to(torch.promote_types({{target}}.dtype, {scores})).expand_as({{x}})"
+
+    @cached_property
+    def _target_is_floating(self) -> bool:
+        return self._is_floating(self.bound["target"].expression, self.bound["target"].statement)
+
+    def another_target(self) -> str | None:
+        """Why a target of another shape or dtype, with which the scores are multiplied, may give another loss."""
+        if self.region.facts["broadcast"] != "True":
+            return None
+        named = {name: _is_named(bound.expression) for name, bound in self.bound.items()}
+        if not named["x"] and not self.from_front:
+            return "the scores have no name that their shape could be read from, and the target may be broadcast to it"
+        if self.region.facts["soft"] == "True" and not self._target_is_floating and not all(named.values()):
+            text = self.source.segment(self.bound["target"].expression)
+            return f"F.cross_entropy takes integers for classes, and `{' '.join(text.split())}` may hold integers"
         return None
+
+    def _is_floating(self, node: ast.expr, at: ast.stmt, depth: int = 6) -> bool:
+        """Whether the source shows that a tensor holds floating-point numbers."""
+        if isinstance(node, ast.Name):
+            found = reaching(self.source, node.id, at) if depth else []
+            given = [(d.value, d.statement) for d in found if d.item is None and d.value is not None]
+            return len(given) == len(found) > 0 and all(
+                s is not None and v is not None and self._is_floating(v, s, depth - 1) for v, s in given
+            )
+        if isinstance(node, ast.BinOp):
+            either = (node.left, node.right)
+            return isinstance(node.op, ast.Div) or any(self._is_floating(side, at, depth) for side in either)
+        if isinstance(node, ast.Constant):
+            return isinstance(node.value, float)
+        if isinstance(node, (ast.UnaryOp, ast.Subscript)):
+            return self._is_floating(node.operand if isinstance(node, ast.UnaryOp) else node.value, at, depth)
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+            return False
+        known, attribute = self.source.qualified(node.func), node.func.attr
+        if not (known or "torch.").startswith("torch.") or ast.unparse(node.func.value) == "self":
+            return False
+        if attribute in KEEPING - {"long", "to"}:
+            kept = node.args[0] if known and node.args else node.func.value
+            return self._is_floating(kept, at, depth)
+        return attribute in FLOATING
 
     # -------------------------------------------------------------------------------------------------------- numbers
 

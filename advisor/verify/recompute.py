@@ -42,8 +42,8 @@ class Watch:
     def __init__(self) -> None:
         self.seen: dict[int, tuple[torch.dtype, tuple[int, ...]]] = {}
 
-    def before(self, node: Mapping[str, Any], arguments: Sequence[Any]) -> None:
-        """An operation is about to run."""
+    def before(self, node: Mapping[str, Any], arguments: list[Any]) -> None:
+        """An operation is about to run on `arguments`, which may be exchanged."""
 
     def after(self, node: Mapping[str, Any], value: Any) -> None:
         """It has run."""

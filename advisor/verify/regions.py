@@ -113,10 +113,10 @@ def _job(rewrite: Rewrite, replacement: Replacement, place: Place, graphs: Mappi
     readers = [graph.nodes[user] for user in root.users]
     if place.root in place.inputs.values() or root.shape is None:
         raise CannotDescribe(f"`{root.name}` is not a tensor that the region computes")
-    dropout = frozenset(place.dropout)
+    dropout, constants = frozenset(place.dropout), {**replacement.constants, **place.constants}
     return {
         "template": replacement.template,
-        "constants": {name: _plain(value, {}) for name, value in sorted(replacement.constants.items())},
+        "constants": {name: _plain(value, {}) for name, value in sorted(constants.items())},
         "imports": list(replacement.imports),
         "tolerance": rewrite.tolerance,
         "ratio": RATIO,

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from advisor.verify.recompute import Watch
+from advisor.verify.recompute import Watch, constant
 
 EXACT = frozenset(
     "masked_fill masked_fill_ where getitem getattr view view_as reshape expand expand_as transpose permute unsqueeze "
@@ -19,6 +19,7 @@ EXACT = frozenset(
 QUOTIENTS = frozenset("div div_ truediv itruediv true_divide mul".split())  # of an exponential and its sum
 FEW = 4.0  # roundings by which a value may differ: a fused operation rounds at other places than the original
 MOST = 0.02  # relative disturbance of an exponential; beyond it computing it again is another function
+ATTENTION = "scaled_dot_product_attention"
 EXPONENTIALS = frozenset("softmax log_softmax exp logsumexp sigmoid".split())
 
 
@@ -42,7 +43,11 @@ class Rounding(Watch):
         self._read: list[torch.Tensor] = []
         self._now: torch.Tensor | None = None
 
-    def before(self, node: Mapping[str, Any], arguments: Sequence[Any]) -> None:
+    def before(self, node: Mapping[str, Any], arguments: list[Any]) -> None:
+        """Keep what is read; the scores of attention that is one operation are disturbed by way of its queries."""
+        fused = _plain_name(node) == ATTENTION and len(arguments) > 1
+        if fused:
+            arguments[0] = arguments[0] * (1.0 + self._size(node) * self._drawn(arguments[0]))
         self._read = [a for a in arguments if isinstance(a, torch.Tensor) and a.is_floating_point()]
         self._now = None
         name = _plain_name(node)
@@ -50,6 +55,8 @@ class Rounding(Watch):
             first = self._read[0]
             shifted = [t for t in self._made_of.get(id(first), ()) if t.shape == first.shape]  # less its largest
             self._now = torch.stack([t.detach().abs() for t in (first, *shifted)]).amax(0)
+        elif fused:
+            self._now = _scores(node, arguments[0].detach(), arguments[1].detach())
         elif name in QUOTIENTS and self._read:
             self._now = self._exponents.get(_place(self._read[0]))
 
@@ -60,17 +67,20 @@ class Rounding(Watch):
             return
         self._values.append(value)
         self._made_of[id(value)] = self._read
-        if self._now is not None and self._now.shape == value.shape:
+        if self._now is not None and self._now.shape == value.shape and _plain_name(node) != ATTENTION:
             self._exponents[_place(value)] = self._now
         self._now = None
         if _plain_name(node) in EXACT:
             return
-        kind = self._recorded.get(node["id"])
-        size = FEW * torch.finfo(kind).eps if kind is not None and kind.is_floating_point else self._coarsest
+        size = self._size(node)
         if all(step or n == 1 for step, n in zip(value.stride(), value.shape, strict=True)):
             value.data.mul_(1.0 + size * self._drawn(value))
         if value.requires_grad:
             value.register_hook(lambda gradient: gradient * (1.0 + size * self._drawn(gradient)))
+
+    def _size(self, node: Mapping[str, Any]) -> float:
+        kind = self._recorded.get(node["id"])
+        return FEW * torch.finfo(kind).eps if kind is not None and kind.is_floating_point else self._coarsest
 
     def saved(self) -> AbstractContextManager[Any]:
         """Disturbs what the backward pass keeps."""
@@ -90,6 +100,14 @@ class Rounding(Watch):
     def _drawn(self, like: torch.Tensor) -> torch.Tensor:
         drawn = torch.rand(like.shape, generator=self._generator, dtype=torch.float64, device=like.device)
         return (2.0 * drawn - 1.0).to(like.dtype)
+
+
+def _scores(node: Mapping[str, Any], query: torch.Tensor, key: torch.Tensor) -> torch.Tensor | None:
+    """Sizes of the scores of attention that is one operation; None where heads are shared."""
+    if query.shape[:-2] != key.shape[:-2]:
+        return None
+    scale = constant(node["kwargs"].get("scale"))
+    return (query @ key.mT).abs() * (scale if isinstance(scale, float) else query.shape[-1] ** -0.5)
 
 
 def _plain_name(node: Mapping[str, Any]) -> str:

@@ -16,7 +16,8 @@ Losses = list[tuple[float, float]]  # of every backward pass: the loss, and the 
 REPLAY = Path(__file__).with_name("replay.py")
 SAME = "same losses"
 TOLERANCE = 1e-5
-"""Largest relative difference of two losses, or norms of gradients, in float32."""
+"""Largest relative difference of two losses, or norms of gradients; what differs by more in float32, where rounding
+alone can do that, is compared in float64."""
 COMPARED = 4
 """Backward passes compared: after more steps, rounding alone moves a model of large losses further than that."""
 
@@ -41,19 +42,27 @@ def apply(script: Path, entry: Entry, before: Losses | str, interpreter: str | N
         if put.returncode:
             return f"the diff does not apply: {put.stdout.strip()[-200:]}"
         after = losses(root / script.name, interpreter)
-    if isinstance(after, str):
-        return f"after the rewrite: {after}"
-    if len(after) != len(before):
-        return f"{len(before)} losses became {len(after)}"
-    pairs = [pair for new, old in zip(after[:COMPARED], before, strict=False) for pair in zip(new, old, strict=True)]
-    worst = max(abs(new - old) / max(abs(old), 1e-6) for new, old in pairs)
+        if isinstance(after, str):
+            return f"after the rewrite: {after}"
+        if len(after) != len(before):
+            return f"{len(before)} losses became {len(after)}"
+        worst = _difference(after, before)
+        if not worst <= TOLERANCE:
+            after, before = (losses(path, interpreter, "float64") for path in (root / script.name, script))
+            if isinstance(after, list) and isinstance(before, list):
+                worst = _difference(after, before)
     return SAME if worst <= TOLERANCE else f"losses or gradients differ by up to {worst:.1e} of themselves"
 
 
-def losses(script: Path, interpreter: str | None = None) -> Losses | str:
-    """What a script trains with when nothing is dropped, or what it failed with."""
+def _difference(new: Losses, old: Losses) -> float:
+    passes = zip(new[:COMPARED], old, strict=False)
+    return max(abs(n - o) / max(abs(o), 1e-6) for pair in passes for n, o in zip(*pair, strict=True))
+
+
+def losses(script: Path, interpreter: str | None = None, dtype: str = "float32") -> Losses | str:
+    """What a script trains with when nothing is dropped, or what it failed with; `dtype` is the default one."""
     ended = subprocess.run(
-        [interpreter or sys.executable, str(REPLAY), script.name],
+        [interpreter or sys.executable, str(REPLAY), script.name, dtype],
         cwd=script.parent,
         env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": "", "PYTHONHASHSEED": "0"},
         capture_output=True,

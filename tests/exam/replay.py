@@ -1,6 +1,6 @@
 """Runs a script without dropout and prints as JSON the loss and the norm of the gradient of every backward pass.
 
-`python replay.py SCRIPT`.
+`python replay.py SCRIPT [DTYPE]`: floating point numbers are of that type unless the script says otherwise.
 
 With dropout the draws of two ways to compute the same thing differ, and so would the losses. Parameters are moved away
 from where they start: there, scores are near zero and another scale or mask would hardly show in the loss.
@@ -59,6 +59,7 @@ if __name__ == "__main__":
     torch.nn.functional.dropout, torch.dropout = without_dropout, without_dropout
     script = sys.argv[1]
     sys.path[0] = os.path.dirname(os.path.abspath(script))
+    torch.set_default_dtype(getattr(torch, sys.argv[2] if len(sys.argv) > 2 else "float32"))
     torch.manual_seed(0)
     random.seed(0)
     runpy.run_path(script, run_name="__main__")
