@@ -23,6 +23,7 @@ from advisor.session import Spec
 from advisor.source import Source
 
 SCHEMA = 1  # of run.json
+MOST_FILES = 200  # Python files of a folder that are looked through
 
 
 @dataclass
@@ -76,6 +77,11 @@ class Job:
         if path not in self.sources:
             self.sources[path] = Source.read(self.root, path)
         return self.sources[path]
+
+    def files_in(self, folder: str) -> tuple[str, ...]:
+        """The paths of the Python files of a folder below the root; none of one that holds too many for a project."""
+        found = sorted(path.name for path in (self.root / folder).glob("*.py"))
+        return tuple(f"{folder}/{name}" if folder else name for name in found) if len(found) <= MOST_FILES else ()
 
     def spec(self, plan_name: str, out: Path, **options: Any) -> Spec:
         """A run of the user's script under a plan."""

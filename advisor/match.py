@@ -22,10 +22,14 @@ class Matches:
 
 
 def context(
-    profile: Profile, read: Callable[[str], Source], worth: float | None = None, script: str | None = None
+    profile: Profile,
+    read: Callable[[str], Source],
+    worth: float | None = None,
+    script: str | None = None,
+    files_in: Callable[[str], tuple[str, ...]] = lambda folder: (),
 ) -> Context:
     """The read-only view the rules get."""
-    return Context(profile, read, worth, {(c.graph, c.node): c for c in profile.costs}, script)
+    return Context(profile, read, worth, {(c.graph, c.node): c for c in profile.costs}, script, files_in)
 
 
 def available(profile: Profile) -> frozenset[str]:

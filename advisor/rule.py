@@ -41,7 +41,7 @@ from advisor.patterns.shown_axes import unshown_axis
 from advisor.places import is_own
 from advisor.roofline import BYTES, optimizer_bytes
 from advisor.semantics import operation
-from advisor.source import Source, with_imported
+from advisor.source import Source, importing, with_imported
 from advisor.swallowed import check_swallowed
 
 # ------------------------------------------------------------------------------------------------------------- examples
@@ -99,18 +99,24 @@ class Example:
 @dataclass(frozen=True)
 class Context:
     """What a rule may look at: the profile and the user's sources, both read-only; `script` is the path of the one
-    that ran."""
+    that ran, `files_in` gives the paths of the Python files of a folder."""
 
     profile: Profile
     read: Callable[[str], Source]
     worth: float | None = None
     costs: Mapping[tuple[int, int], NodeCost] = field(default_factory=dict)
     script: str | None = None
+    files_in: Callable[[str], tuple[str, ...]] = lambda folder: ()
 
     @cached_property
     def sources(self) -> tuple[Source, ...]:
-        """The user's files: the script, those that the run has shown, and what they import."""
-        return with_imported(self.read, self.ran)
+        """The user's files: the script, those that the run has shown, what they import, and what lies beside them and
+        imports them."""
+        known = {source.path: source for source in with_imported(self.read, self.ran)}
+        folders = {path.replace("\\", "/").rpartition("/")[0] for path in self.ran}
+        beside = [path for folder in sorted(folders) for path in self.files_in(folder)]
+        known |= {source.path: source for source in importing(self.read, beside, self.ran)}
+        return tuple(known[path] for path in sorted(known))
 
     @cached_property
     def ran(self) -> frozenset[str]:
@@ -533,7 +539,7 @@ class GraphRule(Rule):
         try:
             found = self.describe(ctx, graph, site)
             if isinstance(found, Finding) and found.replacement is not None:
-                check_swallowed(ctx.sources, ctx.ran, aligned, regions[0], graph)
+                check_swallowed(ctx.sources, aligned, regions[0], graph)
                 return self._completed(ctx, graph, site, found, found.replacement)
         except alignment.Miss as miss:  # a condition that no guard can hold, a module that may be another
             return self._unsafe(span, miss)

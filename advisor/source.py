@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import io
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -293,6 +293,22 @@ def with_imported(read: Callable[[str], Source], paths: Iterable[str]) -> tuple[
         found[source.path] = source
         pending += [at for parts, level in _modules(source) for at in _files(path, parts, level, folders)]
     return tuple(found[path] for path in sorted(found))
+
+
+def importing(read: Callable[[str], Source], beside: Iterable[str], paths: Collection[str]) -> tuple[Source, ...]:
+    """Those of the files `beside` that import one of the files at `paths`; what cannot be parsed imports nothing."""
+    wanted = {PurePosixPath(path.replace("\\", "/")) for path in paths}
+    folders = [path.parent for path in wanted]
+    found = []
+    for path in sorted(set(beside) - set(paths)):
+        try:
+            source = read(path)
+        except SourceError:
+            continue
+        place = PurePosixPath(path)
+        if any(at in wanted for parts, level in _modules(source) for at in _files(place, parts, level, folders)):
+            found.append(source)
+    return tuple(found)
 
 
 def _modules(source: Source) -> Iterator[tuple[tuple[str, ...], int]]:

@@ -341,7 +341,8 @@ def find(job: Job, profile: Profile) -> Matched:
     if profile.median_step_us() is None:
         raise ScriptError("no step was timed: let the script train for longer")
     script = os.path.relpath(job.script, job.root)
-    matches = match.match(match.context(profile, job.read, job.config.worth, script), list(rules.values()))
+    ctx = match.context(profile, job.read, job.config.worth, script, job.files_in)
+    matches = match.match(ctx, list(rules.values()))
     job.run.write_json(
         "findings.json",
         {

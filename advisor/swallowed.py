@@ -29,12 +29,10 @@ HOOKS = frozenset(
 )
 
 
-def check_swallowed(
-    sources: Sequence[Source], ran: Collection[str], alignment: Alignment, region: Region, graph: Graph
-) -> None:
+def check_swallowed(sources: Sequence[Source], alignment: Alignment, region: Region, graph: Graph) -> None:
     """Every module of torch whose call belongs to the region is the same in every instance, and nothing hooks into it.
 
-    `ran` are the paths of the files that the run has shown. Raises `Miss` otherwise.
+    Raises `Miss` otherwise.
     """
     for index in sorted(region.inner):
         kind, callee = _kind(graph, index), alignment.calls.get(index)
@@ -45,7 +43,7 @@ def check_swallowed(
         if callee is None:
             raise Miss(f"`{graph.nodes[index].module}` is called in another file, where it may be another module")
         reason = other_module(sources, alignment.source, callee, kind)
-        if reason is None and (hook := hooked(sources, ran, callee, kind)) is not None:
+        if reason is None and (hook := hooked(sources, callee, kind)) is not None:
             reason = f"{hook} may be on `{_text(alignment.source, callee)}`, which would no longer be called"
         if reason is not None:
             raise Miss(reason)
@@ -139,15 +137,9 @@ def _mentioned(scope: ast.AST) -> set[str]:
 # --------------------------------------------------------------------------------------------------------------- hooks
 
 
-def hooked(
-    sources: Sequence[Source], ran: Collection[str], callee: ast.expr, kind: str, ending: str = "hook"
-) -> str | None:
+def hooked(sources: Sequence[Source], callee: ast.expr, kind: str, ending: str = "hook") -> str | None:
     """The hook, with its line, that the files may register on the module behind a callee; `ending` is that of the
-    methods that count.
-
-    In a file that is imported and shown nothing of by the run (`ran`), a module that a method of another class chooses
-    for its own purpose does not count; one named, or met on the way through all modules, does.
-    """
+    methods that count."""
     classes = {c.name for source in sources for c in source.classes}
     for source in sources:
         if "register_" not in source.text:
@@ -156,8 +148,6 @@ def hooked(
             if not name.endswith(ending):
                 continue
             receiver = node.value if isinstance(node, ast.Attribute) else None
-            if source.path not in ran and receiver is not None and _chosen_by_a_method(source, receiver):
-                continue
             every = name.startswith("register_module_") or receiver is None
             if every or receiver is None or _may_be(source, receiver, _names(callee), kind, classes):
                 word = name.removeprefix("register_").replace("_", " ")
@@ -203,15 +193,6 @@ def _may_be(
         return False
     values = _values(source, receiver)
     return not values or any(_may_be(source, v, names, kind, classes, depth - 1) for v in values)
-
-
-def _chosen_by_a_method(source: Source, receiver: ast.expr) -> bool:
-    """Whether a module is what a method of the registering object gives: `layer = self.find_layer()`."""
-    values = _values(source, receiver) if isinstance(receiver, ast.Name) else [receiver]
-    return bool(values) and all(
-        isinstance(v, ast.Call) and isinstance(v.func, ast.Attribute) and own_class(source, v.func.value) is not None
-        for v in values
-    )
 
 
 def _values(source: Source, name: ast.Name) -> list[ast.expr]:

@@ -298,7 +298,7 @@ def _in_another_instance(ctx: Context, source: Source, call: ast.Call) -> str | 
     reason = other_module(ctx.sources, source, call.func, "MultiheadAttention")
     if reason is not None:
         return reason
-    hook = hooked(ctx.sources, ctx.ran, call.func, "MultiheadAttention", "forward_hook")
+    hook = hooked(ctx.sources, call.func, "MultiheadAttention", "forward_hook")
     return None if hook is None else f"{hook} may read the weights"
 
 

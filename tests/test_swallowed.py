@@ -272,28 +272,22 @@ def test_the_script_and_what_it_imports_count(name: str, tmp_path: Path) -> None
     assert re.search(reason, declined(ctx)), declined(ctx)
 
 
-DISTIL = """\
-class Distiller:
-    def __init__(self, net, layer):
-        self.net, self.layer = net, layer
-
-    def find_layer(self):
-        return dict(self.net.named_modules())[self.layer]
-
-    def watch(self):
-        layer = {given}
-        layer.register_forward_hook(print)
-"""
+RECORDER = "{imported}\n\ndef record(module):\n    module.drop.register_forward_hook(print)\n"
 
 
-@pytest.mark.parametrize(("given", "counts"), [("self.find_layer()", False), ("self.net.drop", True)])
-def test_a_module_that_an_idle_file_chooses_for_itself(given: str, counts: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("imported", "counts"), [("from example import Model", True), ("import torch", False)])
+def test_a_file_beside_the_module_counts_where_it_imports_it(imported: str, counts: bool, tmp_path: Path) -> None:
     ctx, source = context_of(text_of(), tmp_path)
-    (tmp_path / "distil.py").write_text(DISTIL.replace("{given}", given), encoding="utf-8")
-    (tmp_path / "train.py").write_text("from example import Model\nimport distil\n", encoding="utf-8")
-    ctx = replace(ctx, read=lambda path: Source.read(tmp_path, path), script="train.py")
+    (tmp_path / "recorder.py").write_text(RECORDER.replace("{imported}", imported), encoding="utf-8")
+    (tmp_path / "train.py").write_text("from example import Model\n", encoding="utf-8")
+    ctx = replace(
+        ctx,
+        read=lambda path: Source.read(tmp_path, path),
+        script="train.py",
+        files_in=lambda folder: tuple(sorted(path.name for path in (tmp_path / folder).glob("*.py"))),
+    )
     if counts:
-        assert "hook registered in distil.py:10" in declined(ctx)
+        assert "hook registered in recorder.py:4" in declined(ctx)
     else:
         assert "scaled_dot_product_attention" in rewritten(ctx, source)
 

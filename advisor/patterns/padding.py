@@ -57,7 +57,7 @@ def unfit_layer(sources: Sequence[Source], source: Source, call: ast.Call, bias:
     line = replaced(sources, call.func, "Linear")
     if line is not None:
         return f"`{text}` may be replaced by another module ({line})"
-    hook = hooked(sources, {s.path for s in sources}, call.func, "Linear")
+    hook = hooked(sources, call.func, "Linear")
     if hook is not None:
         return f"{hook} may be on `{text}`, which would no longer be called"
     changed = _changed_by_torch(sources)
