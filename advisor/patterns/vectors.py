@@ -101,6 +101,8 @@ def _made(sources: Sequence[Source], call: ast.Call, scope: _Scope) -> Iterator[
         yield from _vector(sources, call.func.value, scope)
     elif name.startswith("torch.") and inner is not None and _keeps_shape(name):
         yield from _vector(sources, inner, scope)
+    elif name in ("torch.linspace", "torch.logspace", "torch.arange"):
+        yield 1, scope.source, call
     elif name.startswith("torch.") and word in MAKING:
         sizes = call.args[:1] if word == "full" else call.args
         said = [k.value for k in call.keywords if k.arg == "size"]
