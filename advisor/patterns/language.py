@@ -118,6 +118,7 @@ class Pattern:
     unless: Callable[[Graph, int], bool] | None = None
     sample: Callable[[np.random.Generator, tuple[int, ...], tuple[int, ...]], Array] = _normal
     agrees: Callable[[Array, Array, Array], bool] = _agrees
+    begins: Callable[[Graph, Node], bool] = lambda graph, anchor: True  # whether an anchor can be one at all
     reach: int = 12
     pointed_at: bool = False
 
@@ -138,7 +139,7 @@ def find(graph: Graph, *patterns: Pattern) -> Iterator[Region | NearMiss]:
     for pattern in patterns:
         search = _Search(graph, pattern, view, done, sweeps)
         for anchor in calls(graph, *pattern.anchors):
-            if anchor.index not in done:
+            if anchor.index not in done and pattern.begins(graph, anchor):
                 with np.errstate(all="ignore"):
                     found = search.at(anchor)
                 if found is not None:

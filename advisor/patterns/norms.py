@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from advisor.model import Graph, Ref
+from advisor.model import Graph, Node, Ref
 from advisor.patterns.language import Alternative, Constant, Input, LookAlike, Pattern, find
 from advisor.patterns.regions import NearMiss, Region, contained
 from advisor.patterns.sweeps import Sweep, View, sample_shape
@@ -83,6 +83,16 @@ def _centred(graph: Graph, index: int) -> bool:
     return operation(mean) in ("mean", "var_mean", "std_mean")
 
 
+def _of_squares(graph: Graph, anchor: Node) -> bool:
+    """Whether a mean or sum is one of powers or products, as far as casts and views lead back to an operation."""
+    if operation(anchor) not in ("mean", "sum"):
+        return True
+    arg = anchor.args[0] if anchor.args else None
+    while isinstance(arg, Ref) and operation(graph.nodes[arg.index]) in ("to", "contiguous", "view", "reshape"):
+        arg = graph.nodes[arg.index].args[0] if graph.nodes[arg.index].args else None
+    return not isinstance(arg, Ref) or operation(graph.nodes[arg.index]) in ("pow", "square", "mul", "einsum")
+
+
 def _rms_norm(x: Array, axes: Any, eps: float, weight: Any = None, **other: Any) -> Array:
     return rms_norm(x, weight, eps, axes=axes, **other)
 
@@ -109,6 +119,7 @@ RMS_NORM = Pattern(
         ),
     ),
     unless=_centred,
+    begins=_of_squares,
     sample=partial(_rows, scales=(3.0, 1.0, 1e-2, 1e-3, 1e-13), at=0.0),
 )
 
@@ -129,6 +140,7 @@ UNIT_LENGTH = Pattern(
         LookAlike(reason="not the same function: it has no eps, F.rms_norm adds one", function=_no_eps),
     ),
     unless=_centred,
+    begins=_of_squares,
     sample=RMS_NORM.sample,
 )
 CLAMPED = replace(
