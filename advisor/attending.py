@@ -417,10 +417,11 @@ def may_be_another(ctx: Context, site: Site, mask: Mask) -> bool:
 
 def always_causal(ctx: Context, graph: Graph, mask: Mask) -> bool:
     """Whether a mask is causal at every length; the diagonal of a triangle made on the way must be written out."""
-    return mask.causal and (mask.diagonal is None or _literal_diagonal(ctx, graph.nodes[mask.diagonal]))
+    return mask.causal and (mask.diagonal is None or diagonal_is_literal(ctx, graph.nodes[mask.diagonal]))
 
 
-def _literal_diagonal(ctx: Context, node: Node) -> bool:
+def diagonal_is_literal(ctx: Context, node: Node) -> bool:
+    """Whether the source writes out the diagonal of a recorded `tril` or `triu`."""
     if node.span is None or node.span.end_column is None:
         return False
     found = [

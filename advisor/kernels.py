@@ -15,11 +15,11 @@ from advisor import codemod
 from advisor.forms import kernel_form, transforms, words
 from advisor.model import Form, Graph, Replacement
 from advisor.patterns import Attention
+from advisor.patterns.sdpa import HALF
 from advisor.patterns.shown_axes import rank_is_shown
 from advisor.rule import Context, Site
 from advisor.source import Source
 
-HALF = frozenset({"float16", "bfloat16"})
 FLOATS = HALF | {"float32"}
 LIGER_ROW = 65536  # elements of the longest row that one of its blocks holds
 RMS_NORM_SINCE = (0, 6, 5)  # takes no weight as well, and the six arguments given here

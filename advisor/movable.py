@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 
 from advisor.aligned import Alignment, Bound, Branch, Guard, Miss, outcome
 from advisor.draws import Places, check_draws
@@ -99,10 +99,7 @@ def _check_bound(alignment: Alignment, expression: ast.expr, statement: ast.stmt
     names = {n.id for n in ast.walk(expression) if isinstance(n, ast.Name)}
     attributes = {n.attr for n in ast.walk(expression) if isinstance(n, ast.Attribute)}
     calls = False
-    for node in ast.walk(_function(source, root)):
-        between = _position(statement) <= _position(node) < _position(root)
-        if not between or id(node) in inside or isinstance(node, ast.arguments):
-            continue
+    for node in _between(source, statement, root, inside):
         changed = _changed(node, names, attributes)
         if changed is not None:
             raise Miss(f"`{changed}` changes before the result is computed", _position(node)[0])
@@ -125,13 +122,18 @@ def check_said(alignment: Alignment, branch: Branch) -> None:
     if branch.taken and isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.IsNot):
         block = branch.at.body if isinstance(branch.at, ast.If) else []
         inside |= {id(n) for s in block for n in ast.walk(s)}
-    for node in ast.walk(_function(source, root)):
-        between = _position(test) <= _position(node) < _position(root)
-        if not between or id(node) in inside or isinstance(node, ast.arguments):
-            continue
+    for node in _between(source, test, root, inside):
         changed = _changed(node, names, attributes)
         if changed is not None:
             raise Miss(f"`{changed}` changes after `{source.segment(test)}` is asked", _position(node)[0])
+
+
+def _between(source: Source, begin: ast.expr | ast.stmt, root: ast.stmt, inside: Collection[int]) -> Iterator[ast.AST]:
+    """The nodes of the root's function from one up to the root, without those `inside` (by identity)."""
+    for node in ast.walk(_function(source, root)):
+        between = _position(begin) <= _position(node) < _position(root)
+        if between and id(node) not in inside and not isinstance(node, ast.arguments):
+            yield node
 
 
 def _changed(node: ast.AST, names: set[str], attributes: set[str]) -> str | None:

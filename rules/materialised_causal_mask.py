@@ -29,15 +29,15 @@ import ast
 from collections.abc import Iterator
 
 from advisor.align import Bound
-from advisor.attending import stays_triangle
+from advisor.attending import diagonal_is_literal, stays_triangle
 from advisor.handed import from_caller, written_in_place
-from advisor.model import Decline, Evidence, Finding, Graph, Node, Safety
+from advisor.model import Decline, Evidence, Finding, Graph, Safety
 from advisor.patterns import NearMiss, Region
 from advisor.patterns.callsites import COMPREHENSIONS, around, enclosing, names, scope_of
 from advisor.patterns.sdpa import FUSED, MATH, causal_mask_regions, sdpa_calls
 from advisor.rule import Context, Example, GraphRule, Site, step, tensor_bytes
 from advisor.source import Source
-from advisor.triangles import has_literal_diagonal, made_by_helper
+from advisor.triangles import made_by_helper
 
 MODEL = """\
 import torch
@@ -183,7 +183,7 @@ def _unsure(ctx: Context, graph: Graph, site: Site) -> str | None:
         return "the mask is chosen by a condition"
     if not helped and not stays_triangle(source, bound, ctx.sources):
         return "the source does not show that the mask is this triangle in every instance and every call"
-    if "diagonal" in region.facts and not _literal_diagonal(ctx, graph.nodes[int(region.facts["diagonal"])]):
+    if "diagonal" in region.facts and not diagonal_is_literal(ctx, graph.nodes[int(region.facts["diagonal"])]):
         return "the diagonal of the mask is computed: that it is causal at this length does not prove it always is"
     return None
 
@@ -197,16 +197,3 @@ def _from_helper(source: Source, bound: Bound) -> bool:
         changed = written_in_place(scope_of(source, expression), expression.id)
         expression = given.value if isinstance(given, ast.Assign) and not changed else expression
     return made_by_helper(source, expression)
-
-
-def _literal_diagonal(ctx: Context, node: Node) -> bool:
-    if node.span is None or node.span.end_column is None:
-        return False
-    found = [
-        expression
-        for expression in ctx.read(node.span.path).expressions_at(node.span.line, node.span.column)
-        if isinstance(expression, ast.Call)
-        and isinstance(expression.func, ast.Attribute)
-        and expression.func.attr in ("tril", "triu")
-    ]
-    return len(found) == 1 and has_literal_diagonal(found[0])
