@@ -9,12 +9,12 @@ the reason, never a guess.
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from advisor.aligned import Alignment, Bound, Branch, Guard, Miss, outcome
 from advisor.draws import drawing_places
-from advisor.model import Graph, Node
+from advisor.model import Arg, Graph, Node, Ref, Symbol
 from advisor.movable import check_movable
 from advisor.places import Place, Scope, is_own
 from advisor.reaching import binds, changes, stored_names
@@ -58,14 +58,58 @@ def align_all(
     Gives the alignment of the first region.
     """
     search = _Search(source, branches, read)
-    (first, known), *others = [search.found(g, g.nodes[root], inputs) for g, root, inputs in regions]
-    for _, form in others:
+    (graph, root, inputs), *others = regions
+    first, known = search.found(graph, graph.nodes[root], inputs)
+    codes = {_code(graph, root, inputs)}
+    for graph, root, inputs in others:
+        code = _code(graph, root, inputs)
+        if code is not None and code in codes:
+            continue
+        codes.add(code)
+        _, form = search.found(graph, graph.nodes[root], inputs)
         if form.branches != known.branches:
             raise Miss("calls of the same code take different branches", first.root.statement.lineno)
         if form != known:
             differing = next(f.name for f in fields(form) if getattr(form, f.name) != getattr(known, f.name))
             raise Miss(f"calls of the same code differ in their {differing}", first.root.statement.lineno)
     return first
+
+
+REGION = 256  # nodes up to which a region's code is compared before it is aligned
+
+
+def _code(graph: Graph, root: int, inputs: Mapping[str, int]) -> Hashable | None:
+    """All that a walk reads of a region, its nodes numbered as they are met: equal codes have equal alignments.
+
+    None where more than `REGION` nodes stand before the root.
+    """
+    names: dict[int, list[str]] = {}
+    for name, index in inputs.items():
+        names.setdefault(index, []).append(name)
+    numbers, parts, pending = {root: 0}, list[Hashable](), [root]
+
+    def numbered(arg: Arg) -> Hashable:
+        if isinstance(arg, Ref):
+            if arg.index not in numbers:
+                numbers[arg.index] = len(numbers)
+                pending.append(arg.index)
+            return "node", numbers[arg.index]
+        if isinstance(arg, tuple):
+            return tuple(map(numbered, arg))
+        if isinstance(arg, Symbol):
+            return arg.kind, tuple(map(numbered, arg.parts))
+        return type(arg), arg
+
+    while pending:
+        node = graph.nodes[pending.pop()]
+        given = () if node.index in names else (*node.args, *node.kwargs, *node.kwargs.values())
+        module = node.module and tuple(node.module.split(".")[-2:])  # as far as `is_module_call` reads it
+        named = tuple(sorted(names.get(node.index, ())))
+        place = (node.op, node.target, node.frames, node.span, node.shape is None, module, node.module_class)
+        parts.append((numbers[node.index], named, place, tuple(map(numbered, given))))
+        if len(parts) > REGION:
+            return None
+    return graph.kind, len(names), tuple(parts)
 
 
 @dataclass(frozen=True)

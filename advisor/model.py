@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, TypeAlias
 
 # ---------------------------------------------------------------------------------------------------------------- where
@@ -245,7 +246,7 @@ class Break:
     cost_us: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Graph:
     """One captured graph. `training` tells whether it ran with gradients; `span` is where the user's code called it.
 
@@ -259,6 +260,15 @@ class Graph:
     training: bool = True
     span: Span | None = None
     kind: str = "dynamo"
+
+    @cached_property
+    def by_target(self) -> Mapping[str, tuple[Node, ...]]:
+        """The calls among the nodes by their target, each in graph order."""
+        found: dict[str, list[Node]] = {}
+        for node in self.nodes:
+            if node.op.startswith("call_"):
+                found.setdefault(node.target, []).append(node)
+        return {target: tuple(nodes) for target, nodes in found.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import itertools
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -656,9 +657,9 @@ def _unmatched(graphs: Mapping[int, Graph], regions: list[Region], span: Span) -
     kinds = {graphs[r.graph].nodes[r.root].target for r in regions}
     here = (span.path, span.line, span.column, span.end_line, span.end_column)
     for graph in graphs.values():
-        for node in graph.nodes:
+        for node in itertools.chain(*(graph.by_target.get(kind, ()) for kind in sorted(kinds))):
             place = node.span
-            if place is None or node.target not in kinds or (graph.index, node.index) in matched:
+            if place is None or (graph.index, node.index) in matched:
                 continue
             if (place.path, place.line, place.column, place.end_line, place.end_column) == here:
                 return f"`{node.name}` in module {node.module or 'of the script'}"

@@ -149,7 +149,7 @@ def find(graph: Graph, *patterns: Pattern) -> Iterator[Region | NearMiss]:
 @dataclass
 class _Search:
     """One search; `done` holds the nodes of what was found, `sweeps` what patterns with the same samples evaluated,
-    `expected` the references' values."""
+    `expected` the references' values, `named` what values agreed with."""
 
     graph: Graph
     pattern: Pattern
@@ -158,7 +158,8 @@ class _Search:
     sweeps: dict[Hashable, Sweep | None]
     samples: dict[tuple[tuple[int, ...], tuple[int, ...]], Array] = field(default_factory=dict)
     expected: dict[Hashable, Array | None] = field(default_factory=dict)
-    kept: list[object] = field(default_factory=list)  # what `expected` knows by identity stays alive
+    named: dict[Hashable, Alternative | LookAlike | None] = field(default_factory=dict)
+    kept: list[object] = field(default_factory=list)  # what is known by identity stays alive
 
     @property
     def others(self) -> tuple[Input, ...]:
@@ -308,17 +309,16 @@ class _Search:
                 found = self._named(sweep, assigned, scalars, value)
                 if found is None:
                     continue
+                axes = {"axes": ",".join(map(str, sweep.axes))} if sweep.axes else {}
                 region = Region(
                     graph=self.graph.index,
                     root=root,
                     inputs={main: sweep.main, **assigned},
                     inner=inner,
                     constants={i.name: c for i, c in zip(self.pattern.constants, constants, strict=True)},
-                    facts={"axes": ",".join(map(str, sweep.axes))} if sweep.axes else {},
+                    facts=axes if isinstance(found, LookAlike) else {**axes, "alternative": found.name},
                 )
-                if isinstance(found, LookAlike):
-                    return region, found.reason
-                return replace(region, facts={**region.facts, "alternative": found.name}), None
+                return region, found.reason if isinstance(found, LookAlike) else None
         return None
 
     def _named(
@@ -326,23 +326,34 @@ class _Search:
     ) -> Alternative | LookAlike | None:
         """The first alternative, else the first look-alike, that gives this value."""
         given: dict[str, object] = {item.name: sweep.known.get(assigned.get(item.name, -1)) for item in self.others}
-        key = (sweep.x.shape, sweep.axes, tuple(map(id, given.values())), tuple(scalars.values()))
-        given |= {self.pattern.inputs[0].name: sweep.x, **scalars}
-        if self.pattern.reduces:
-            given["axes"] = sweep.axes
-        functions: list[Alternative | LookAlike] = [*self.pattern.alternatives, *self.pattern.look_alikes]
-        for number, item in enumerate(functions):
-            if (number, *key) not in self.expected:
-                try:
-                    self.expected[(number, *key)] = item.function(**given)
-                except (TypeError, ValueError, IndexError):  # an optional input it needs, a table of another width
-                    self.expected[(number, *key)] = None
-                self.kept.append(given)
-            expected = self.expected[(number, *key)]
-            comparable = expected is not None and value.shape == expected.shape
-            if expected is not None and comparable and self.pattern.agrees(value, expected, sweep.x):
-                return item
-        return None
+        key = (id(value), sweep.x.shape, sweep.axes, tuple(map(id, given.values())), tuple(scalars.values()))
+        if key not in self.named:
+            given |= {self.pattern.inputs[0].name: sweep.x, **scalars}
+            if self.pattern.reduces:
+                given["axes"] = sweep.axes
+            functions: list[Alternative | LookAlike] = [*self.pattern.alternatives, *self.pattern.look_alikes]
+            fits = (item for n, item in enumerate(functions) if self._gives(n, item, key[1:], given, sweep.x, value))
+            self.named[key] = next(fits, None)
+            self.kept += [given, value]
+        return self.named[key]
+
+    def _gives(
+        self,
+        number: int,
+        item: Alternative | LookAlike,
+        key: tuple[Hashable, ...],
+        given: Mapping[str, object],
+        x: Array,
+        value: Array,
+    ) -> bool:
+        """Whether a function of the pattern, the `number`-th, gives this value of what `key` tells apart."""
+        if (number, *key) not in self.expected:
+            try:
+                self.expected[(number, *key)] = item.function(**given)
+            except (TypeError, ValueError, IndexError):  # an optional input it needs, a table of another width
+                self.expected[(number, *key)] = None
+        expected = self.expected[(number, *key)]
+        return expected is not None and value.shape == expected.shape and self.pattern.agrees(value, expected, x)
 
 
 LARGEST = 48  # nodes looked at on each side of an anchor

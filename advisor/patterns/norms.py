@@ -12,7 +12,7 @@ import numpy as np
 
 from advisor.model import Graph, Node, Ref
 from advisor.patterns.language import Alternative, Constant, Input, LookAlike, Pattern, find
-from advisor.patterns.regions import NearMiss, Region, contained
+from advisor.patterns.regions import NearMiss, Region, contained, forward_from
 from advisor.patterns.sweeps import Sweep, View, sample_shape
 from advisor.semantics import REARRANGES, Array, NotModelled, layer_norm, operation, rms_norm, same
 
@@ -47,9 +47,18 @@ def _layer_norm(x: Array, axes: Any, eps: float, weight: Any = None, bias: Any =
     return layer_norm(x, weight, bias, eps, axes=axes, **other)
 
 
+def _subtracted(graph: Graph, anchor: Node) -> bool:
+    """Whether something is subtracted within a few operations of a mean or sum, as every LayerNorm does."""
+    if operation(anchor) not in ("mean", "sum"):
+        return True
+    near = (graph.nodes[index] for index in forward_from(graph, anchor.index, 6))
+    return any(operation(node) in ("sub", "rsub", "neg") for node in near)
+
+
 LAYER_NORM = Pattern(
     name="LayerNorm",
     anchors=REDUCTIONS,
+    begins=_subtracted,
     reduces=True,
     inputs=(
         Input(name="x", must=(_trailing,)),
@@ -84,13 +93,17 @@ def _centred(graph: Graph, index: int) -> bool:
 
 
 def _of_squares(graph: Graph, anchor: Node) -> bool:
-    """Whether a mean or sum is one of powers or products, as far as casts and views lead back to an operation."""
+    """Whether a mean or sum is one of powers or products of what is not centred, as far as casts and views lead."""
     if operation(anchor) not in ("mean", "sum"):
         return True
     arg = anchor.args[0] if anchor.args else None
     while isinstance(arg, Ref) and operation(graph.nodes[arg.index]) in ("to", "contiguous", "view", "reshape"):
         arg = graph.nodes[arg.index].args[0] if graph.nodes[arg.index].args else None
-    return not isinstance(arg, Ref) or operation(graph.nodes[arg.index]) in ("pow", "square", "mul", "einsum")
+    if not isinstance(arg, Ref):
+        return True
+    power = graph.nodes[arg.index]
+    squares = operation(power) in ("pow", "square", "mul", "einsum")
+    return squares and not any(_centred(graph, a.index) for a in power.args[:1] if isinstance(a, Ref))
 
 
 def _rms_norm(x: Array, axes: Any, eps: float, weight: Any = None, **other: Any) -> Array:

@@ -6,11 +6,12 @@ reason instead of staying silent.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from advisor.model import Graph, Node, Ref
-from advisor.semantics import in_place, operation
+from advisor.semantics import canonical, in_place, operation
 
 FORWARD_LIMIT = 12  # operations between an anchor and the end of its region
 
@@ -46,10 +47,9 @@ class NearMiss:
 
 
 def calls(graph: Graph, *names: str) -> Iterator[Node]:
-    """Nodes whose canonical operation is one of `names`."""
-    for node in graph.nodes:
-        if operation(node) in names and node.op.startswith("call_"):
-            yield node
+    """Nodes whose canonical operation is one of `names`, in graph order."""
+    found = [nodes for target, nodes in graph.by_target.items() if canonical(target) in names]
+    yield from sorted(itertools.chain.from_iterable(found), key=lambda node: node.index)
 
 
 def forward_from(graph: Graph, start: int, limit: int = FORWARD_LIMIT) -> list[int]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,7 +49,7 @@ def sample_shape(shape: tuple[int, ...], axes: tuple[int, ...]) -> tuple[int, ..
     """A small shape to evaluate in place of `shape`: `axes` (else the last one) keep their sizes, one axis has ROWS
     rows."""
     kept = axes or (-1,)
-    count = int(np.prod([shape[a] for a in kept if -a <= len(shape)]))
+    count = math.prod(shape[a] for a in kept if -a <= len(shape))
     sizes, rows = list(shape), False
     for axis in range(-len(shape), 0):
         if axis in kept:
@@ -77,6 +78,19 @@ class View:
     _reads: dict[int, tuple[int, ...]] = field(default_factory=dict)
     _constants: dict[int, Array | None] = field(default_factory=dict)
     _modelled: dict[int, bool] = field(default_factory=dict)
+    _results: dict[Hashable, tuple[Any, object]] = field(default_factory=dict)
+
+    def once(self, meaning: Callable[..., Any], arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
+        """The result of an operation, worked out once for the same arrays: a model repeats its blocks."""
+        given = (arguments, keywords)
+        key = (meaning, *map(_token, arguments), *keywords, *map(_token, keywords.values()))
+        try:
+            known = self._results.get(key)
+        except TypeError:  # a slice
+            return meaning(*arguments, **keywords)
+        if known is None:  # what a key knows by identity stays alive with the result
+            known = self._results[key] = (meaning(*arguments, **keywords), given)
+        return known[0]
 
     def reads(self, index: int) -> tuple[int, ...]:
         """Indices of the nodes whose values a node reads, each once."""
@@ -97,7 +111,7 @@ class View:
             node = self.graph.nodes[index]
             if self.modelled(index) and len(node.shape or ()) <= 1:
                 try:
-                    value = np.asarray(computed(node, self._literal))
+                    value = np.asarray(computed(node, self._literal, self.once))
                     self._constants[index] = value if value.size == 1 else None
                 except NotModelled:
                     pass
@@ -144,7 +158,7 @@ class Sweep:
             try:
                 self.known[index] = self._found(node)
             except NotModelled as error:
-                self.known[index] = error
+                self.known[index] = error.with_traceback(None)  # the frames would live as long as the graph
         found = self.known[index]
         if isinstance(found, NotModelled):
             raise found
@@ -175,7 +189,11 @@ class Sweep:
         known = self._dependent.get(index)
         if known is None:
             self._budget -= 1
-            known = self._budget < 0 or any(self._depends(i) for i in self.view.reads(index))
+            known = self._budget < 0
+            for read in () if known else self.view.reads(index):
+                if self._depends(read):
+                    known = True
+                    break
             self._dependent[index] = known
         return known
 
@@ -185,7 +203,8 @@ class Sweep:
             raise NotModelled(node, "not part of a closed region")
         if not self._depends_on_main(node.index):
             return self._leaf(node)
-        return computed(node, self.value, self._viewed if operation(node) in VIEWS else None)
+        viewed = self._viewed if operation(node) in VIEWS else None
+        return computed(node, self.value, self.view.once, viewed)
 
     def _leaf(self, node: Node) -> Array:
         constant = self.view.constant(node.index)
@@ -255,8 +274,16 @@ def _floating(node: Node) -> bool:
     return (node.dtype or "").startswith(("float", "bfloat", "complex"))
 
 
-def computed(node: Node, value: Any, viewed: Any = None) -> Any:
-    """Value of a node from those of its arguments (`value` by index); raises `NotModelled` where it has no meaning."""
+def _token(argument: Any) -> Hashable:
+    """What tells an argument from others: the identity of an array, the type and value of anything else."""
+    if isinstance(argument, tuple):
+        return tuple(map(_token, argument))
+    return (np.ndarray, id(argument)) if isinstance(argument, np.ndarray) else (type(argument), argument)
+
+
+def computed(node: Node, value: Any, once: Any, viewed: Any = None) -> Any:
+    """Value of a node from those of its arguments (`value` by index), by `View.once`; raises `NotModelled` where it has
+    no meaning."""
     kind = operation(node)
     meaning = MEANINGS.get(kind)
     if not node.op.startswith("call_") or (meaning is None and viewed is None):
@@ -275,12 +302,12 @@ def computed(node: Node, value: Any, viewed: Any = None) -> Any:
             return slice(*(resolved(part) for part in arg.parts))
         return ... if isinstance(arg, Symbol) and arg.kind == "ellipsis" else arg
 
-    arguments = [resolved(arg) for arg in node.args]
+    arguments = [value(arg.index) if isinstance(arg, Ref) else resolved(arg) for arg in node.args]
     keywords: Mapping[str, Any] = {name: resolved(arg) for name, arg in node.kwargs.items()}
     try:
         if viewed is not None:
             return viewed(node, *arguments, **keywords)
         assert meaning is not None
-        return meaning(*arguments, **keywords)
+        return once(meaning, arguments, keywords)
     except (TypeError, ValueError, IndexError, AttributeError) as error:
         raise NotModelled(node, f"arguments are not understood: {error}") from error
