@@ -10,13 +10,14 @@ from typing import Any
 
 from advisor import codemod
 from advisor.align import Bound, Branch, Miss, outcome
+from advisor.graphrule import Site
 from advisor.handed import from_caller, least_axes, may_be_number, may_change, shows_dtype, written_in_place
 from advisor.made import made, own_class
 from advisor.model import Graph, Node, Replacement
 from advisor.movable import check_said
 from advisor.patterns import Attention, Mask, Region, default_scale
 from advisor.patterns.shown_axes import rank_is_shown
-from advisor.rule import Context, Site, tensor_bytes
+from advisor.rule import Context, tensor_bytes
 from advisor.source import Source
 from advisor.triangles import attribute_changes, has_literal_diagonal, made_as_triangle
 

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 
 from advisor import codemod
 from advisor.forms import kernel_form, transforms, words
+from advisor.graphrule import Site
 from advisor.model import Form, Graph, Replacement
 from advisor.patterns import Attention
 from advisor.patterns.sdpa import HALF
 from advisor.patterns.shown_axes import rank_is_shown
-from advisor.rule import Context, Site
+from advisor.rule import Context
 from advisor.source import Source
 
 FLOATS = HALF | {"float32"}

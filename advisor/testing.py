@@ -20,6 +20,7 @@ from typing import Any
 
 from advisor import match as matching
 from advisor import patch as patching
+from advisor.graphrule import GraphRule
 from advisor.ingest.graph import read_graphs
 from advisor.model import (
     Decline,
@@ -36,7 +37,7 @@ from advisor.model import (
     Safety,
 )
 from advisor.registry import HEADINGS, Loaded
-from advisor.rule import Context, Example, ExampleProfile, GraphRule, Rule
+from advisor.rule import Context, Example, ExampleProfile, Rule
 from advisor.source import Source
 
 FILE = "example.py"

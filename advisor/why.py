@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from advisor.graphrule import GraphRule
 from advisor.match import Matches
 from advisor.model import Decline, Explanation, Finding, Graph, Looked, Node, Profile, Span
 from advisor.patterns import NearMiss, Region
-from advisor.rule import GraphRule, Rule
+from advisor.rule import Rule
 
 NEAR = 3  # lines between the asked line and the start of what is told
 

@@ -32,6 +32,7 @@ import ast
 from collections.abc import Iterator
 
 from advisor import codemod
+from advisor.graphrule import GraphRule
 from advisor.model import Decline, Evidence, Finding, Graph, Rewrite, Safety, Span
 from advisor.patterns import NearMiss, Region
 from advisor.patterns.convolutions import Convolution, convolutions, is_channels_last
@@ -44,7 +45,7 @@ from advisor.patterns.layouts import (
     unfit_model,
     viewed_result,
 )
-from advisor.rule import Context, Example, GraphRule, step
+from advisor.rule import Context, Example, step
 from advisor.source import Source
 
 ADVICE = "convert the model where it is constructed and its input where it is called"

@@ -30,11 +30,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from advisor.graphrule import GraphRule
 from advisor.model import Decline, Evidence, Finding, Graph, Rewrite, Safety
 from advisor.patterns import NearMiss, Region
 from advisor.patterns.clipping import ClipPlace
 from advisor.patterns.updates import GradientNorms, gradient_norms
-from advisor.rule import Context, Example, GraphRule, step, tensor_bytes
+from advisor.rule import Context, Example, step, tensor_bytes
 from advisor.source import Source
 
 LEAST = 2  # gradients

@@ -29,13 +29,14 @@ import ast
 from collections.abc import Iterator
 
 from advisor import codemod
+from advisor.graphrule import GraphRule
 from advisor.model import Decline, Evidence, Finding, Graph, Node, Rewrite, Safety, Span
 from advisor.patterns import NearMiss, Region
 from advisor.patterns.biases import frozen, reads_bias
 from advisor.patterns.callsites import around, call_at
 from advisor.patterns.convolutions import bias_before_batch_norm, convolutions
 from advisor.patterns.sites import construction_of, other_choice
-from advisor.rule import Context, Example, GraphRule, step, tensor_bytes
+from advisor.rule import Context, Example, step, tensor_bytes
 from advisor.source import Source
 
 MODEL = """\

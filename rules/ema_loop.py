@@ -28,12 +28,13 @@ import ast
 from collections.abc import Iterator
 
 from advisor import codemod
+from advisor.graphrule import GraphRule
 from advisor.model import Decline, Evidence, Finding, Graph, Rewrite, Safety, Span
 from advisor.patterns import NearMiss, Region
 from advisor.patterns.callsites import read_elsewhere
 from advisor.patterns.loops import Spot, spot_of
 from advisor.patterns.updates import Average, averages
-from advisor.rule import Context, Example, GraphRule, step, tensor_bytes
+from advisor.rule import Context, Example, step, tensor_bytes
 from advisor.source import Source
 
 LEAST = 100  # operations of one place in a step; fewer are not worth a change

@@ -30,11 +30,12 @@ import ast
 from collections.abc import Iterator
 
 from advisor import codemod
+from advisor.graphrule import GraphRule
 from advisor.model import Decline, Evidence, Finding, Graph, Rewrite, Safety, Span
 from advisor.patterns import NearMiss, Region
 from advisor.patterns.callsites import read_elsewhere
 from advisor.patterns.loops import ExpertLoop, expert_loops
-from advisor.rule import Context, Example, GraphRule, step
+from advisor.rule import Context, Example, step
 from advisor.source import Source
 
 LEAST = 4  # experts

@@ -32,12 +32,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from advisor import codemod
+from advisor.graphrule import UNLINKED, GraphRule
 from advisor.model import Decline, Evidence, Finding, Graph, Place, Replacement, Rewrite, Safety, Span
 from advisor.patterns import NearMiss, Region
 from advisor.patterns.callsites import call_at, keyword, package_file, spreads
 from advisor.patterns.repeats import Operand, Unread, operand_of
 from advisor.patterns.sdpa import HALF, MATH, POSITIONAL, Repeat, Sdpa, math_cause, repeated_heads, sdpa_calls
-from advisor.rule import UNLINKED, Context, Example, GraphRule, step, tensor_bytes
+from advisor.rule import Context, Example, step, tensor_bytes
 from advisor.source import Source
 
 FLASH_ARCH = 80  # compute capability from which the flash kernel runs

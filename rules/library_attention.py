@@ -38,6 +38,7 @@ from dataclasses import dataclass
 
 from advisor import codemod
 from advisor.attending import attention_floor_us
+from advisor.graphrule import UNLINKED, GraphRule
 from advisor.libraries import (
     NO_SDPA,
     TIMM_EXPERIMENTAL,
@@ -51,7 +52,7 @@ from advisor.patterns import Attention, NearMiss, Region, attention_regions
 from advisor.patterns.callsites import keyword, package_file, spreads
 from advisor.patterns.regions import calls
 from advisor.patterns.sdpa import FUSED, MATH
-from advisor.rule import UNLINKED, Context, Example, GraphRule, step
+from advisor.rule import Context, Example, step
 from advisor.semantics import operation
 from advisor.source import Source
 

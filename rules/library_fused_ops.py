@@ -32,12 +32,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from advisor import codemod
+from advisor.graphrule import GraphRule
 from advisor.libraries import LIGER, Liger
 from advisor.model import Decline, Evidence, Finding, Graph, Node, Ref, Rewrite, Safety, Span
 from advisor.patterns import NearMiss, Region
 from advisor.patterns.callsites import package_file, scope_of
 from advisor.patterns.regions import calls
-from advisor.rule import Context, Example, GraphRule, step, tensor_bytes
+from advisor.rule import Context, Example, step, tensor_bytes
 from advisor.source import Source
 
 PREFIX = "transformers.models."

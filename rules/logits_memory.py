@@ -27,10 +27,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from advisor.graphrule import GraphRule
 from advisor.model import Decline, Evidence, Finding, Graph, Rewrite, Safety, Span
 from advisor.patterns import NearMiss, Region
 from advisor.patterns.logits import elements, logits_regions
-from advisor.rule import Context, Example, GraphRule, step, tensor_bytes
+from advisor.rule import Context, Example, step, tensor_bytes
 from advisor.source import Source
 
 LARGE = 16_384  # classes

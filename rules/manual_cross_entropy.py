@@ -48,11 +48,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from advisor.graphrule import GraphRule, Site, is_fixed
 from advisor.model import Decline, Evidence, Finding, Graph, Safety
 from advisor.patterns import NearMiss, Region
 from advisor.patterns.cross_entropy import bare_loss, cross_entropy_regions
 from advisor.patterns.written_losses import WrittenLoss
-from advisor.rule import Context, Example, GraphRule, Site, is_fixed, step, tensor_bytes
+from advisor.rule import Context, Example, step, tensor_bytes
 from advisor.source import Source
 
 # what a cast of the scores must be: to the wider of their dtype and float32, or to float32 as the source says itself

@@ -33,12 +33,13 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from advisor.graphrule import GraphRule
 from advisor.model import Decline, Evidence, Finding, Graph, Place, Replacement, Rewrite, Safety, Span
 from advisor.patterns import NearMiss, Region
 from advisor.patterns.padding import exchanged, unfit_layer, unfit_operands, unseen_view
 from advisor.patterns.products import ELEMENTS, embedding_with, is_vocabulary, odd_products, viewed_elsewhere
 from advisor.patterns.sites import argument, construction_of, module_value
-from advisor.rule import Context, Example, GraphRule, step, tensor_bytes
+from advisor.rule import Context, Example, step, tensor_bytes
 from advisor.source import Source
 
 MULTIPLE = 64  # elements: 128 bytes in half precision, what the kernels for aligned operands like best

@@ -49,6 +49,7 @@ from collections.abc import Iterator
 
 from advisor.attending import always_causal, attention_floor_us, may_be_another, sdpa_call, shown_causal
 from advisor.glance import Glance, glances
+from advisor.graphrule import GraphRule, Site
 from advisor.kernels import flash_attention
 from advisor.model import Decline, Evidence, Finding, Form, Graph, Replacement, Safety
 from advisor.patterns import Attention, NearMiss, Region, attention_regions, may_be_empty
@@ -56,7 +57,7 @@ from advisor.patterns.callsites import package_file
 from advisor.patterns.masks import reads_batch
 from advisor.patterns.reading import Mask
 from advisor.patterns.sdpa import FUSED, MATH
-from advisor.rule import Context, Example, GraphRule, Site, step
+from advisor.rule import Context, Example, step
 from advisor.source import Source
 
 BUFFER = """\

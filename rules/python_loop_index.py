@@ -26,11 +26,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from advisor.graphrule import GraphRule
 from advisor.model import Decline, Evidence, Finding, Graph, Rewrite, Safety, Span
 from advisor.patterns import NearMiss, Region
 from advisor.patterns.callsites import read_elsewhere
 from advisor.patterns.loops import IndexLoop, index_loops
-from advisor.rule import Context, Example, GraphRule, step, tensor_bytes
+from advisor.rule import Context, Example, step, tensor_bytes
 from advisor.source import Source
 
 LEAST = 10  # turns; the PyTorch profiler's own pattern asks for as many

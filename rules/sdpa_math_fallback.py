@@ -30,11 +30,12 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from advisor.align import Miss
+from advisor.graphrule import UNLINKED, GraphRule, Site
 from advisor.model import Decline, Evidence, Finding, Graph, Node, Operators, Safety, Span
 from advisor.patterns import NearMiss, Region
 from advisor.patterns.callsites import is_tensor, package_file
 from advisor.patterns.sdpa import FUSED, MATH, Sdpa, math_cause, sdpa_calls
-from advisor.rule import UNLINKED, Context, Example, GraphRule, Site, step
+from advisor.rule import Context, Example, step
 
 CALL = "aten::scaled_dot_product_attention"
 Shapes: TypeAlias = tuple[tuple[int, ...], ...]

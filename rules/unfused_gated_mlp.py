@@ -31,10 +31,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import chain
 
+from advisor.graphrule import GraphRule, Site
 from advisor.model import Decline, Evidence, Finding, Graph, Safety
 from advisor.patterns import NearMiss, Region, gate_regions, same_code, silu_regions
 from advisor.patterns.casts import another_dtype
-from advisor.rule import Context, Example, GraphRule, Site, step
+from advisor.rule import Context, Example, step
 
 MODEL = """\
 import torch

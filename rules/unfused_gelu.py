@@ -27,10 +27,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from advisor.glance import Glance, glances
+from advisor.graphrule import GraphRule, Site
 from advisor.model import Decline, Finding, Graph, Safety
 from advisor.patterns import NearMiss, Region, gelu_regions, same_code
 from advisor.patterns.casts import another_dtype
-from advisor.rule import Context, Example, GraphRule, Site, step
+from advisor.rule import Context, Example, step
 from advisor.source import Source
 
 MODEL = """\

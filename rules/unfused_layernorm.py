@@ -40,13 +40,14 @@ from collections.abc import Iterator
 
 from advisor.align import Alignment
 from advisor.glance import Glance, glances
+from advisor.graphrule import GraphRule, Site
 from advisor.kernels import liger_layer_norm
 from advisor.model import Decline, Finding, Form, Graph, Replacement, Safety
 from advisor.patterns import NearMiss, Region, layer_norm_regions, same_code, shape_text
 from advisor.patterns.norms import LAYER_NORM
 from advisor.patterns.vectors import axes_shown, check_one_dtype
 from advisor.patterns.widths import widths
-from advisor.rule import Context, Example, GraphRule, Site, step
+from advisor.rule import Context, Example, step
 from advisor.source import Source
 
 MODEL = """\

@@ -32,10 +32,11 @@ from collections.abc import Iterator, Mapping
 
 from advisor import codemod
 from advisor.forms import compiled_form, is_compiled
+from advisor.graphrule import COMPILED, GraphRule
 from advisor.model import Decline, Evidence, Finding, Graph, Rewrite, Safety
 from advisor.patterns import NearMiss, Region, rope_regions, table_source
 from advisor.patterns.rope import table_key
-from advisor.rule import COMPILED, Context, Example, GraphRule, step, tensor_bytes
+from advisor.rule import Context, Example, step, tensor_bytes
 from advisor.source import Source
 
 MODEL = """\

@@ -65,8 +65,8 @@ COMPOSERS = {
     "advisor.why",
 }
 # `advisor.source` and `advisor.align` hold types that a rule is handed, the others what several rules share.
-_NOUNS = "model rule patterns codemod source align semantics glance attending libraries handed made swallowed triangles"
-_NOUNS += " forms kernels model_types"
+_NOUNS = "model rule graphrule patterns codemod source align semantics glance attending libraries handed made swallowed"
+_NOUNS += " triangles forms kernels model_types"
 RULES_MAY_IMPORT = tuple(f"advisor.{name}" for name in _NOUNS.split())
 REPORTS_MAY_IMPORT = ("advisor.model", "advisor.measured", "advisor.reports")
 
