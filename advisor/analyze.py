@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from advisor import roofline
+from advisor.devicereads import read_times
 from advisor.model import NodeCost, OptimizerUse, Profile, Step, Utilisation
 from advisor.operators.families import ARITHMETIC, may_multiply
 from advisor.roofline import Machine
@@ -65,7 +66,9 @@ def analyze(
     costs, operations = roofline.node_floors(profile, trace, machine, operator_cost, executions)
     profile = replace(profile, costs=costs)
     regions, cuts = roofline.regions(profile, trace, machine, pace, operations, executions)
-    return replace(profile, regions=regions, facts={**profile.facts, "notes": (*notes, *cuts)})
+    reads = read_times(trace.kernels, trace.operators, costs, operator_cost, len(trace.steps))
+    facts = {**profile.facts, "reads_us": reads, "notes": (*notes, *cuts)}
+    return replace(profile, regions=regions, facts=facts)
 
 
 def _pace(trace: Recorded, wall_us: float | None) -> tuple[float, list[str]]:

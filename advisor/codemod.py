@@ -137,7 +137,7 @@ class _CallFinder(cst.CSTVisitor):
 def call_text(source: Source, at: Span, function: str, arguments: Sequence[str], tail: str = "") -> str:
     """A call to stand at `at`, with `tail` behind it: on one line where the file's own width allows it, else with its
     arguments on their own."""
-    width, ending, line = _width(source), _line_ending(source), source.lines[at.line - 1]
+    width, ending, line = _width(source), line_ending(source), source.lines[at.line - 1]
     flat = f"{function}({', '.join(arguments)}){tail}"
     rest = len(source.lines[(at.end_line or at.line) - 1].rstrip()) - (at.end_column or 0)
     if at.column + len(flat) + max(rest, 0) <= width or "\n" in flat:
@@ -149,7 +149,8 @@ def _width(source: Source) -> int:
     return min(max(100, *(len(line.rstrip()) for line in source.lines)), 120)
 
 
-def _line_ending(source: Source) -> str:
+def line_ending(source: Source) -> str:
+    """How the lines of a file end."""
     return "\r\n" if source.text.count("\r\n") > source.text.count("\n") / 2 else "\n"
 
 
@@ -252,7 +253,7 @@ def _call_parts(text: str) -> tuple[str, list[str], str] | None:
 
 def _choice_text(source: Source, at: Span, text: str) -> str:
     """`one if test else other` in parentheses, with each part on a line of its own, or on several."""
-    width, ending, line = _width(source), _line_ending(source), source.lines[at.line - 1]
+    width, ending, line = _width(source), line_ending(source), source.lines[at.line - 1]
     indent = line[: len(line) - len(line.lstrip())]
     inner = indent + ("\t" if "\t" in indent else "    ")
     choice = ast.parse(text, mode="eval").body
@@ -370,7 +371,7 @@ def _between(path: str, line: int, column: int, end_line: int, end_column: int) 
 # ------------------------------------------------------------------------------------------------------------- imports
 
 
-ALIASES: Mapping[str, str] = {"torch.nn.functional": "F"}  # the name the field gives a module
+ALIASES: Mapping[str, str] = {"torch.nn.functional": "F", "numpy": "np"}  # the name the field gives a module
 
 
 def module_name(source: Source, line: int, module: str) -> tuple[str, list[Edit]]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from advisor import codemod
+from advisor.blocks import joined, lines_inside_strings, unit_of
 from advisor.model import Span
 from advisor.source import Source
 
@@ -29,10 +30,10 @@ def guarded_instead(
     indent = line[: len(line) - len(line.lstrip(" \t\x0c"))]
     if source.character(begin.lineno, begin.col_offset) != len(indent):
         raise codemod.CannotEdit("the statement shares its line with the head of its block")
-    kept = _lines_inside_strings(source)
+    kept = lines_inside_strings(source)
     if kept & set(range(end.lineno, last + 1)):
         raise codemod.CannotEdit("the statement holds a text of several lines")
-    unit, ending = _unit(source, begin), "\r\n" if line.endswith("\r\n") else "\n"
+    unit, ending = unit_of(source, begin), "\r\n" if line.endswith("\r\n") else "\n"
     edits, template = codemod.named_modules(source, at.line, template)
     span, text = codemod.replace_expression(source, at, codemod.laid_out(source, at, codemod.spelled(template, texts)))
     rest = Span(
@@ -47,7 +48,7 @@ def guarded_instead(
     for number in range(begin.lineno, last + 1):
         if source.lines[number - 1].strip() and number not in kept:
             edits.append(codemod.insert(source.path, number, 0, unit))
-    return _joined(edits)
+    return joined(edits)
 
 
 def _after(source: Source, span: Span, statement: ast.stmt) -> Span:
@@ -61,35 +62,6 @@ def _after(source: Source, span: Span, statement: ast.stmt) -> Span:
         end_line=whole.end_line,
         end_column=whole.end_column,
     )
-
-
-def _joined(edits: Sequence[codemod.Edit]) -> list[codemod.Edit]:
-    """Insertions at one position as one edit, in the order given."""
-    found: dict[Span, str] = {}
-    for span, text in edits:
-        found[span] = found.get(span, "") + text
-    return list(found.items())
-
-
-def _unit(source: Source, statement: ast.stmt) -> str:
-    """One level of indentation as the function around a statement is written."""
-    parent = source.parents[statement]
-    if isinstance(parent, ast.Module):
-        return "    "
-    outer, inner = source.lines[parent.lineno - 1], source.lines[statement.lineno - 1]  # type: ignore[attr-defined]
-    widths = [len(text) - len(text.lstrip(" \t\x0c")) for text in (outer, inner)]
-    return inner[widths[0] : widths[1]] or "    "
-
-
-def _lines_inside_strings(source: Source) -> set[int]:
-    """Lines that begin inside a string literal: to indent them would change its value."""
-    found: set[int] = set()
-    for node in ast.walk(source.tree):
-        if isinstance(node, (ast.Constant, ast.JoinedStr)) and node.end_lineno is not None:
-            quoted = isinstance(node, ast.JoinedStr) or isinstance(node.value, (str, bytes))
-            if quoted and node.end_lineno > node.lineno:
-                found |= set(range(node.lineno + 1, node.end_lineno + 1))
-    return found
 
 
 def _statement_at(source: Source, span: Span) -> ast.stmt:

@@ -41,6 +41,8 @@ def available(profile: Profile) -> frozenset[str]:
         "graph": bool(profile.graphs),
         "optimizers": bool(profile.optimizers),
         "loaders": bool(profile.loaders),
+        "calls": bool(profile.calls),
+        "gpu": profile.hardware.kind == "cuda",
     }
     return frozenset(name for name, there in present.items() if there and name not in profile.missing)
 

@@ -239,11 +239,35 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Break:
-    """A place where graph capture had to leave the graph."""
+    """A place where graph capture had to leave the graph.
+
+    Of the script's own compilation, `count` is how often that happened while it compiled, `frames` are the positions of
+    the call, outermost first, library frames included, `span` is the innermost one in the user's own code, and `whole`
+    tells that the function was left to Python as a whole.
+    """
 
     reason: str
     span: Span | None = None
     cost_us: float | None = None
+    count: int = 1
+    frames: tuple[Span, ...] = ()
+    whole: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recompiled:
+    """A frame that the script's own compilation compiled `count` times more, for these `reasons` (guards that failed).
+
+    `place` is where its function begins, in the user's own code or not; `resumes` tells that it is what follows a break
+    in that function. At the `limit` it is left to Python. `host_us` is the mean time of compiling it per timed step.
+    """
+
+    place: Span
+    resumes: bool
+    limit: bool
+    count: int
+    reasons: tuple[str, ...]
+    host_us: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -299,7 +323,13 @@ class Loader:
     """A DataLoader as it was constructed and how long the loop waited for it.
 
     `fetch_us` is the time of one `next()` (equal to the fetch itself without workers). `draws_global_rng` tells that
-    fetching consumed a global random stream, so that workers would change the data.
+    fetching consumed a global random stream, so that workers would change the data. `fetched` is where the loop asks
+    for a batch. `facts` of the fetching: {"start_method": "fork", "batch": "list", "batch_bytes": 1024,
+    "batch_devices": ["cpu"], "only_tensors": True, "shared_memory": bytes free there, "fetch_us": a fetch in one
+    process, "changed_by_fetch" and "changed_by_loop": the dataset's own values, "late": random numbers are drawn
+    between iter() and the first batch, "shards": an iterable dataset asks which worker it runs in,
+    "start_us_per_step": of the wait, what was for first batches, "beside": other datasets read by loaders made at
+    the same place}.
     """
 
     span: Span | None
@@ -312,6 +342,8 @@ class Loader:
     iterable: bool
     picklable: bool | None = None
     draws_global_rng: bool | None = None
+    fetched: Span | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -330,6 +362,31 @@ class OptimizerUse:
     overrides_step: bool
     groups: int
     step_us: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopCall:
+    """Calls of one function of the loop around the model from one place, as a run made them.
+
+    `name` is "module" (an outermost module), "backward", "optimizer.step", "zero_grad", "detect_anomaly",
+    "use_deterministic_algorithms", "ddp.reduce" (a backward pass that reduces the gradients of a
+    DistributedDataParallel), "evaluation" (`eval()`, with the time until `train()`), or a qualified name of torch;
+    `frames` are the positions in the user's own code, outermost first. `calls` counts the whole run; `per_step` and
+    `host_us` are the mean number of calls and the host's time in them per timed step. `facts` are arguments:
+    {"set_to_none": False}.
+    """
+
+    name: str
+    frames: tuple[Span, ...]
+    calls: int
+    per_step: float
+    host_us: float
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def span(self) -> Span | None:
+        """The innermost position in the user's own code."""
+        return self.frames[-1] if self.frames else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -384,6 +441,9 @@ class Profile:
     costs: tuple[NodeCost, ...] = ()
     loaders: tuple[Loader, ...] = ()
     optimizers: tuple[OptimizerUse, ...] = ()
+    calls: tuple[LoopCall, ...] = ()
+    breaks: tuple[Break, ...] = ()  # of the script's own compilation
+    recompiled: tuple[Recompiled, ...] = ()
     regions: tuple[Region, ...] = ()
     utilisation: Utilisation = field(default_factory=Utilisation)
     step_us: tuple[float, ...] = ()  # device-side times of the un-profiled steps

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from advisor.model import (
     Decline,
@@ -15,10 +15,12 @@ from advisor.model import (
     Evidence,
     Finding,
     Graph,
+    LoopCall,
     Node,
     NodeCost,
     OptimizerUse,
     Profile,
+    Recompiled,
     Replacement,
     Rewrite,
     Safety,
@@ -28,6 +30,7 @@ from advisor.patterns.callsites import differentiates_twice
 from advisor.places import is_own
 from advisor.roofline import BYTES, optimizer_bytes
 from advisor.source import Source, importing, with_imported
+from advisor.trainingloop import TrainingLoop, loop_of
 
 # ------------------------------------------------------------------------------------------------------------- examples
 
@@ -37,7 +40,13 @@ class ExampleProfile:
     """A made-up measurement for an example: one step and where its time goes, in microseconds.
 
     `nodes` is the share of the step spent in the captured graph, spread evenly over its operations; `kernels` are names
-    and times of device kernels.
+    and times of device kernels. `calls` gives calls per step and host microseconds in them by the name of a `LoopCall`,
+    wherever the source makes that call, `called` the facts of such calls. `fetching` are facts of the loaders. `busy`
+    is the share of the step in which the device works, `facts` are facts of the profile. `products` are operators of
+    the step that multiply, each with the dtype of its inputs and the time of its one kernel; `arch` is the device's.
+    `breaks` are places where the source's own compilation broke, by the text that stands there, with the reason,
+    `recompiled` the frames that it compiled again, `values` the dtypes of tensors that were recorded, by the text that
+    makes them. `memory` are the bytes in use at most and those of the device.
     """
 
     step_us: float
@@ -53,6 +62,18 @@ class ExampleProfile:
     cores: int = 8
     nodes: float = 0.0
     kernels: tuple[tuple[str, float], ...] = ()
+    products: tuple[tuple[str, str, float], ...] = ()
+    arch: str | None = None
+    calls: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    called: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    fetching: Mapping[str, Any] = field(default_factory=dict)
+    busy: float | None = None
+    reads: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    breaks: Mapping[str, str] = field(default_factory=dict)
+    recompiled: tuple[Recompiled, ...] = ()
+    values: Mapping[str, str] = field(default_factory=dict)
+    memory: tuple[int, int] | None = None
 
 
 def step(step_us: float, **parts: object) -> ExampleProfile:
@@ -108,6 +129,7 @@ class Context:
         """The paths of the script and of the user's files that the run has shown."""
         spans = [g.span for g in self.profile.graphs]
         spans += [use.span for use in self.profile.optimizers] + [loader.span for loader in self.profile.loaders]
+        spans += [frame for call in self.profile.calls for frame in call.frames]
         spans += [frame for g in self.profile.graphs for node in g.nodes for frame in node.frames]
         paths = {span.path for span in spans if span is not None and is_own(span)}
         return frozenset(paths if self.script is None else paths | {self.script})
@@ -119,6 +141,23 @@ class Context:
         first = next((call for call in calls if call is not None), None)
         reason = "differentiates gradients again or forward, for which fused attention has no derivative"
         return None if first is None else f"`{first}` {reason}"
+
+    @property
+    def idle_us(self) -> float | None:
+        """Time per step in which the device has nothing to do; None where that was not measured."""
+        busy = self.profile.utilisation.busy
+        return None if busy is None else max(0.0, 1.0 - busy) * self.step_us
+
+    def calls(self, *names: str) -> tuple[LoopCall, ...]:
+        """The calls of the loop that have one of some names, and a position in the user's own code."""
+        return tuple(call for call in self.profile.calls if call.name in names and call.frames)
+
+    @cached_property
+    def loops(self) -> tuple[TrainingLoop, ...]:
+        """The loops of the user's that an optimizer step was made from, each once."""
+        found = [loop_of(call, self.read, self.sources) for call in self.calls("optimizer.step")]
+        known = {(loop.source.path, loop.node.lineno): loop for loop in found if loop is not None}
+        return tuple(known[key] for key in sorted(known))
 
     @property
     def graphs(self) -> tuple[Graph, ...]:
@@ -168,7 +207,9 @@ def tensor_bytes(node: Node) -> int:
 
 # ----------------------------------------------------------------------------------------------------------------- rule
 
-NEEDS = ("steps", "kineto", "graph", "links", "optimizers", "loaders")  # what a profile can hold, as rules name it
+# what a profile can hold, as rules name it
+NEEDS = ("steps", "kineto", "graph", "links", "optimizers", "loaders", "calls", "gpu")
+ON_A_GPU = "cannot tell: needs a GPU profile"
 
 
 class Rule(ABC):

@@ -21,7 +21,7 @@ from advisor.codemod import replacements
 from advisor.columns.table import Table
 from advisor.correlate import Correlation, correlate
 from advisor.errors import ArtifactError, NoStepsError, RuleError, ScriptError
-from advisor.hardware import lookup, reference_peak
+from advisor.hardware import arch_name, lookup, reference_peak
 from advisor.ingest.graph import read_graphs
 from advisor.ingest.kineto import Trace, read_trace
 from advisor.ingest.probe import DeviceFacts, ProbeFacts, read_probe
@@ -209,8 +209,14 @@ def ingest(job: Job) -> Recorded:
 def _hardware(device: DeviceFacts) -> Hardware:
     """The datasheet's figures where the device is known, beside what was measured in the run."""
     known = lookup(device.name, device.sm_count) if device.name else None
-    base = known or Hardware(name=device.name or "CPU", kind=device.kind, sm_count=device.sm_count)
+    major, minor = device.capability or (None, None)
+    arch = arch_name(major, minor, None if _is_amd(device) else 32)
+    base = known or Hardware(name=device.name or "CPU", kind=device.kind, arch=arch, sm_count=device.sm_count)
     return replace(base, measured_flops=device.measured_flops, measured_bandwidth=device.measured_bandwidth)
+
+
+def _is_amd(device: DeviceFacts) -> bool:
+    return device.name is not None and device.name.startswith(("AMD", "Radeon"))
 
 
 def _reference(job: Job, hardware: Hardware) -> tuple[float, str] | None:
@@ -235,6 +241,9 @@ def analyse(job: Job, recorded: Recorded) -> Profile:
         costs=correlation.costs if correlation else (),
         loaders=facts.loaders,
         optimizers=facts.optimizers,
+        calls=facts.calls,
+        breaks=facts.breaks,
+        recompiled=facts.recompiled,
         step_us=facts.step_us,
         tokens_per_step=facts.tokens_per_step,
         tokens_source=facts.tokens_source,

@@ -23,6 +23,7 @@ from advisor import patch as patching
 from advisor.graphrule import GraphRule
 from advisor.ingest.graph import read_graphs
 from advisor.model import (
+    Break,
     Decline,
     Environment,
     Finding,
@@ -30,11 +31,17 @@ from advisor.model import (
     Hardware,
     Kernels,
     Loader,
+    LoopCall,
+    Node,
     NodeCost,
+    Operators,
     OptimizerUse,
     Profile,
+    Ref,
     Rewrite,
     Safety,
+    Span,
+    Utilisation,
 )
 from advisor.registry import HEADINGS, Loaded
 from advisor.rule import Context, Example, ExampleProfile, Rule
@@ -113,18 +120,37 @@ def context_of(rule: Rule, text: str, measured: ExampleProfile, folder: Path) ->
     """The context a rule sees for an example: a real captured graph for graph rules, made-up measurements for all."""
     (folder / FILE).write_text(text, encoding="utf-8")
     source = Source.read(folder, FILE)
-    graphs = capture(folder) if isinstance(rule, GraphRule) else ()
+    graphs = capture(folder) if isinstance(rule, GraphRule) else _product_graph(source, measured)
+    graphs = (*graphs, *_values(source, measured, len(graphs)))
+    reads = _reads(source, measured)
+    if reads:
+        graphs = (*graphs, _eager(len(graphs), reads, measured.device))
     profile = Profile(
         environment=Environment(python="3", torch="2", cpu_count=measured.cores),
-        hardware=Hardware(name="example device", kind=measured.device),
+        hardware=Hardware(
+            name="example device",
+            kind=measured.device,
+            arch=measured.arch,
+            hbm_bytes=measured.memory[1] if measured.memory else None,
+        ),
+        peak_bytes=measured.memory[0] if measured.memory else None,
         steps=(),
         step_us=(measured.step_us,),
         graphs=graphs,
         costs=_costs(graphs, measured),
         optimizers=_optimizers(source, measured),
         loaders=_loaders(source, measured),
+        calls=_loop_calls(source, measured),
+        breaks=_breaks(source, measured),
+        recompiled=measured.recompiled,
+        utilisation=Utilisation(busy=measured.busy),
         kernels=_kernels(measured),
-        facts={} if measured.device_idle_us is None else {"data_idle_us": measured.device_idle_us},
+        operators=_operators(measured),
+        facts={
+            **measured.facts,
+            **({"reads_us": _read_times(len(graphs) - 1, reads, measured)} if reads else {}),
+            **({} if measured.device_idle_us is None else {"data_idle_us": measured.device_idle_us}),
+        },
     )
     return matching.context(profile, lambda _: source), source
 
@@ -162,19 +188,82 @@ def _costs(graphs: tuple[Graph, ...], measured: ExampleProfile) -> tuple[NodeCos
 
 
 def _kernels(measured: ExampleProfile) -> Kernels:
-    """Device activities of one step, one after another; operators are not linked."""
-    pairs = measured.kernels
+    """Device activities of one step, one after another; those of `products` are linked to their operators."""
+    pairs = [*((name, time_us, -1) for name, time_us in measured.kernels)]
+    pairs += [(name, time_us, row) for row, (name, _, time_us) in enumerate(measured.products)]
     count = len(pairs)
     return Kernels(
-        name=tuple(name for name, _ in pairs),
+        name=tuple(name for name, _, _ in pairs),
         category=("kernel",) * count,
-        start_us=tuple(float(sum(t for _, t in pairs[:i])) for i in range(count)),
-        duration_us=tuple(time_us for _, time_us in pairs),
+        start_us=tuple(float(sum(t for _, t, _ in pairs[:i])) for i in range(count)),
+        duration_us=tuple(time_us for _, time_us, _ in pairs),
         stream=(7,) * count,
         correlation=tuple(range(count)),
-        operator=(-1,) * count,
+        operator=tuple(row for _, _, row in pairs),
         step=(0,) * count,
     )
+
+
+def _operators(measured: ExampleProfile) -> Operators:
+    """The operators of `products`, in one step."""
+    count = len(measured.products)
+    return Operators(
+        name=tuple(name for name, _, _ in measured.products),
+        start_us=tuple(float(row) for row in range(count)),
+        duration_us=(1.0,) * count,
+        thread=(1,) * count,
+        sequence=(-1,) * count,
+        forward_thread=(0,) * count,
+        parent=(-1,) * count,
+        step=(0,) * count,
+        shapes=((),) * count,
+        dtypes=tuple((dtype, dtype) for _, dtype, _ in measured.products),
+    )
+
+
+def _product_graph(source: Source, measured: ExampleProfile) -> tuple[Graph, ...]:
+    """A graph of one linear layer where an example has products, called where the source calls `model`."""
+    if not measured.products:
+        return ()
+    called = (n for n in ast.walk(source.tree) if isinstance(n, ast.Call) and ast.unparse(n.func) == "model")
+    span = next((source.span(call) for call in called), None)
+    kinds: dict[str, Any] = {"dtype": measured.products[0][1], "shape": (8, 8), "requires_grad": True}
+    nodes = (
+        Node(index=0, name="x", op="placeholder", target="x", users=(2,), **{**kinds, "requires_grad": False}),
+        Node(index=1, name="w", op="placeholder", target="w", users=(2,), facts={"origin": "state"}, **kinds),
+        Node(
+            index=2,
+            name="linear",
+            op="call_function",
+            target="torch.nn.functional.linear",
+            args=(Ref(0), Ref(1)),
+            **kinds,
+        ),
+    )
+    return (Graph(index=0, nodes=nodes, span=span),)
+
+
+def _values(source: Source, measured: ExampleProfile, index: int) -> tuple[Graph, ...]:
+    """A graph of the tensors whose dtypes an example names, computed where the source computes them."""
+    found = [(_where(source, text), dtype) for text, dtype in measured.values.items()]
+    nodes = tuple(
+        Node(index=number, name=f"value{number}", op="call_method", target="method.value", dtype=dtype, span=span)
+        for number, (span, dtype) in enumerate(found)
+        if span is not None
+    )
+    return (Graph(index=index, nodes=nodes, kind="eager"),) if nodes else ()
+
+
+def _breaks(source: Source, measured: ExampleProfile) -> tuple[Break, ...]:
+    """What Dynamo would have said of the places that an example names; what an edit took away broke no more."""
+    found = [(_where(source, text), reason) for text, reason in measured.breaks.items()]
+    return tuple(Break(reason=why, span=span, count=2, frames=(span,)) for span, why in found if span is not None)
+
+
+def _where(source: Source, text: str) -> Span | None:
+    """The first expression of a source that is spelled so."""
+    found = (n for n in ast.walk(source.tree) if isinstance(n, ast.expr) and source.segment(n) == text)
+    return next((source.span(node) for node in found), None)
 
 
 def _calls(source: Source, prefix: str) -> list[tuple[ast.Call, str]]:
@@ -222,9 +311,122 @@ def _loaders(source: Source, measured: ExampleProfile) -> tuple[Loader, ...]:
             iterable=measured.iterable,
             picklable=True,
             draws_global_rng=measured.draws_global_rng,
+            fetched=_fetched(source, call),
+            facts={**FETCHING, **measured.fetching},
         )
         for call, _ in _calls(source, "torch.utils.data.DataLoader")
     )
+
+
+FETCHING: Mapping[str, Any] = {
+    "start_method": "fork",
+    "batch": "list",
+    "batch_bytes": 1 << 16,
+    "batch_devices": ["cpu"],
+    "only_tensors": True,
+    "shared_memory": 1 << 30,
+}
+
+
+def _fetched(source: Source, call: ast.Call) -> Span | None:
+    """The iterable of the first loop over the name that a loader is assigned to."""
+    statement = source.statement_of(call)
+    names = {t.id for t in getattr(statement, "targets", ()) if isinstance(t, ast.Name)}
+    loops = (n for n in ast.walk(source.tree) if isinstance(n, ast.For))
+    over = (n.iter for n in loops if names & {m.id for m in ast.walk(n.iter) if isinstance(m, ast.Name)})
+    return next((source.span(iterable) for iterable in over), None)
+
+
+# as a loop spells them
+METHODS = {"step": "optimizer.step", "backward": "backward", "zero_grad": "zero_grad", "eval": "evaluation"}
+MODULES = {"model": "module"}  # what a loop calls a module
+ALSO = {"backward": "ddp.reduce"}  # what the same call is noted as too
+CLASSES = {"set_detect_anomaly": "detect_anomaly", "detect_anomaly": "detect_anomaly"}
+FLAGS = {"zero_grad": ("set_to_none", True), "detect_anomaly": ("mode", True)}  # argument and default
+
+
+def _said(value: ast.expr) -> bool:
+    """The truth of a constant; what an option says is taken to be true."""
+    return bool(value.value) if isinstance(value, ast.Constant) else True
+
+
+def _loop_calls(source: Source, measured: ExampleProfile) -> tuple[LoopCall, ...]:
+    """What capture would have seen of the calls a source makes; stands in for running it.
+
+    A call in a function is one from every place that calls that function by name.
+    """
+    found = []
+    for call in (n for n in ast.walk(source.tree) if isinstance(n, ast.Call)):
+        qualified = source.qualified(call.func) or ""
+        last = call.func.attr if isinstance(call.func, ast.Attribute) else qualified.rpartition(".")[2]
+        name = CLASSES.get(last) or (qualified if qualified.startswith("torch.") else METHODS.get(last, qualified))
+        name = MODULES.get(ast.unparse(call.func), name)
+        for noted in (name, ALSO.get(name)):
+            if noted not in (*measured.calls, "optimizer.step", "backward"):
+                continue
+            per_step, host_us = measured.calls.get(noted, (1.0, 0.0))
+            flag, default = FLAGS.get(noted, ("", None))
+            given = [k.value for k in call.keywords if k.arg == flag] + call.args[:1]
+            facts = {flag: _said(given[0]) if given else default} if flag else {}
+            facts |= measured.called.get(noted, {})
+            found += [
+                LoopCall(name=noted, frames=frames, calls=4, per_step=per_step, host_us=host_us, facts=facts)
+                for frames in _frames(source, call)
+            ]
+    return tuple(found)
+
+
+READ = {"item": "method.item", "float": "method.__float__", "int": "method.__int__"}
+
+
+def _reads(source: Source, measured: ExampleProfile) -> list[ast.expr]:
+    """The expressions of a source that read the device, in the order of their places."""
+    found = [n for n in ast.walk(source.tree) if isinstance(n, ast.expr) and ast.unparse(n) in measured.reads]
+    return sorted(found, key=lambda n: (n.lineno, n.col_offset))
+
+
+def _eager(index: int, reads: list[ast.expr], device: str) -> Graph:
+    """What capture would have seen of reads outside modules: for each a tensor, and the call that reads it."""
+    nodes: list[Node] = []
+    for read in reads:
+        assert isinstance(read, ast.Call)
+        name = read.func.attr if isinstance(read.func, ast.Attribute) else ast.unparse(read.func)
+        span = Span(path=FILE, line=read.lineno)
+        number = len(nodes)
+        nodes += [
+            Node(index=number, name=f"p_{number}", op="placeholder", target="p", dtype="float32", device=device),
+            Node(
+                index=number + 1,
+                name=f"read_{number}",
+                op="call_method",
+                target=READ.get(name, f"method.{name}"),
+                args=(Ref(number),),
+                frames=(span,),
+                span=span,
+            ),
+        ]
+    return Graph(index=index, nodes=tuple(nodes), kind="eager")
+
+
+def _read_times(
+    index: int, reads: list[ast.expr], measured: ExampleProfile
+) -> dict[tuple[int, int], tuple[float, float]]:
+    return {(index, 2 * place + 1): measured.reads[ast.unparse(read)] for place, read in enumerate(reads)}
+
+
+def _frames(source: Source, call: ast.Call, depth: int = 3) -> list[tuple[Span, ...]]:
+    function = source.function_at(call.lineno)
+    callers = [
+        n
+        for n in ast.walk(source.tree)
+        if isinstance(n, ast.Call)
+        and isinstance(n.func, ast.Name)
+        and function is not None
+        and n.func.id == function.name
+    ]
+    if not callers or depth == 0:
+        return [(source.span(call),)]
+    return [(*outer, source.span(call)) for caller in callers for outer in _frames(source, caller, depth - 1)]
 
 
 # ------------------------------------------------------------------------------------------------------------ execution

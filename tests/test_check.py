@@ -261,7 +261,7 @@ def test_sarif_on_standard_output(project: Path) -> None:
     [
         ("y = att @ v", ["finding", "softmax attention is written out", "region", "operator.matmul (2, 4, 16, 8)"]),
         ("weights = ((q @", ["decline", "near miss", "used elsewhere", "method.softmax (2, 4, 16, 16)"]),
-        ("optimizer.zero_grad", ["no rule's pattern starts here", "no operation was recorded", "nearest line"]),
+        ("super().__init__()", ["no rule's pattern starts here", "no operation was recorded", "nearest line"]),
     ],
 )
 def test_why(project: Path, text: str, words: list[str]) -> None:

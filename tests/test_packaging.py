@@ -26,11 +26,16 @@ MOUNTS = {"advisor.rules": "rules", "advisor.reports": "reports"}
 TORCH_IN_CHILD = {
     "advisor.clock",
     "advisor.capture.annotate",
+    "advisor.capture.builds",
     "advisor.capture.calibrate",
     "advisor.capture.child",
+    "advisor.capture.compiled",
     "advisor.capture.counted",
     "advisor.capture.eager",
+    "advisor.capture.fetches",
     "advisor.capture.hooks",
+    "advisor.capture.loaderstate",
+    "advisor.capture.loopcalls",
     "advisor.capture.probe",
     "advisor.capture.replay",
     "advisor.verify.arm",
@@ -66,7 +71,7 @@ COMPOSERS = {
 }
 # `advisor.source` and `advisor.align` hold types that a rule is handed, the others what several rules share.
 _NOUNS = "model rule graphrule patterns codemod source align semantics glance attending libraries handed made swallowed"
-_NOUNS += " triangles forms kernels model_types"
+_NOUNS += " triangles forms kernels model_types trainingloop given blocks callees microsteps gradfree places"
 RULES_MAY_IMPORT = tuple(f"advisor.{name}" for name in _NOUNS.split())
 REPORTS_MAY_IMPORT = ("advisor.model", "advisor.measured", "advisor.reports")
 

@@ -43,7 +43,8 @@ REFLECTED = {
 }  # fmt: skip
 # Calls that give no tensor and still cost: a value read by the host, or a write.
 READS = frozenset(
-    f"method.{name}" for name in ("item", "tolist", "numpy", "__bool__", "__float__", "__int__", "__index__")
+    [f"method.{name}" for name in ("item", "tolist", "numpy", "__bool__", "__float__", "__int__", "__index__")]
+    + ["method.__format__", "method.__repr__", "method.equal", "method.allclose", "torch.equal", "torch.allclose"]
 )
 VIEW_ATTRIBUTES = frozenset({"T", "mT", "H", "mH", "real", "imag"})
 
@@ -68,8 +69,16 @@ class EagerRecorder(TorchFunctionMode):
     `missing` says why calls are absent. `index` is the number of its graph, which its labels carry.
     """
 
-    def __init__(self, state: Callable[[], dict[int, str]] = dict, limit: int = NODE_LIMIT) -> None:
+    def __init__(
+        self,
+        state: Callable[[], dict[int, str]] = dict,
+        limit: int = NODE_LIMIT,
+        through: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any] = lambda func, args, kwargs: func(
+            *args, **kwargs
+        ),
+    ) -> None:
         super().__init__()
+        self.through = through  # makes the recorded calls
         self._state_of = state
         self._limit = limit
         self._thread = threading.get_ident()
@@ -168,7 +177,7 @@ class EagerRecorder(TorchFunctionMode):
         if call is None:
             return func(*args, **given)
         with call.label():
-            value = func(*args, **given)
+            value = self.through(func, args, given)
         self._after(call, value)
         return value
 

@@ -13,7 +13,7 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,17 +80,21 @@ def _portable_path(path: str, root: str) -> str:
 
 def caller_span() -> dict[str, Any] | None:
     """File, line and function of the innermost user frame on the stack, or None."""
-    frame = sys._getframe(1)
+    return next((user_span(frame) for frame in user_frames(sys._getframe(1))), None)
+
+
+def user_frames(frame: Any) -> Iterator[Any]:
+    """The user's frames from `frame` outwards, innermost first."""
     while frame is not None:
         if is_user_file(frame.f_code.co_filename):
-            return {
-                "path": frame.f_code.co_filename,
-                "line": frame.f_lineno,
-                "function": frame.f_code.co_name,
-                "columns": _columns(frame),
-            }
-        frame = frame.f_back  # type: ignore[assignment]
-    return None
+            yield frame
+        frame = frame.f_back
+
+
+def user_span(frame: Any) -> dict[str, Any]:
+    """The running call of a frame as a place of probe.json."""
+    code = frame.f_code
+    return {"path": code.co_filename, "line": frame.f_lineno, "function": code.co_name, "columns": _columns(frame)}
 
 
 def _columns(frame: Any) -> list[int | None] | None:
@@ -106,13 +110,20 @@ def _columns(frame: Any) -> list[int | None] | None:
 
 @dataclass
 class LoaderRecord:
-    """One DataLoader and the waits for its batches, in seconds, with the step each belonged to."""
+    """One DataLoader and the waits for its batches, in seconds, with the step each belonged to.
+
+    `starts` are the waits for the first batch of every pass over it, `fetched` is where the loop asks for a batch, and
+    `facts` are what `Hooks.on_fetch` learns of the fetching.
+    """
 
     span: dict[str, Any] | None
     given: list[str]
     loader: Any
     waits: list[tuple[int, float]] = field(default_factory=list)
+    starts: list[tuple[int, float]] = field(default_factory=list)
     draws_global_rng: bool | None = None
+    fetched: dict[str, Any] | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -134,6 +145,8 @@ class Hooks:
         self.steps = 0
         self.backwards = 0
         self.on_step: Callable[[int], None] | None = None
+        self.on_call: Callable[[str], None] | None = None  # "backward" and "optimizer.step", as they are called
+        self.on_fetch: Callable[[LoaderRecord, Any, Callable[[], Any]], Any] | None = None  # fetches through the last
         self.check_rng_at_step = 1
         self.flags: dict[str, Any] = {}
         self._lead: Any = None
@@ -177,6 +190,8 @@ class Hooks:
         def iterate(loader: Any) -> Any:
             iterator = make_iterator(loader)
             vars(iterator)["_advisor_loader"] = loader
+            if self.on_fetch is not None:
+                vars(iterator)["_advisor_drawn"] = random_states()
             return iterator
 
         torch_data.DataLoader.__iter__ = iterate  # type: ignore[method-assign]
@@ -185,18 +200,29 @@ class Hooks:
 
         def following(iterator: Any) -> Any:
             record = self._record_of(getattr(iterator, "_advisor_loader", None))
-            check = record is not None and record.draws_global_rng is None and self.steps == self.check_rng_at_step
-            before = _random_states() if check else None
-            begin = time.perf_counter()
-            with torch.profiler.record_function("advisor::data"):
-                batch = advance(iterator)
-            if record is not None:
-                record.waits.append((self.steps, time.perf_counter() - begin))
-                if before is not None and record.loader.num_workers == 0:
-                    record.draws_global_rng = before != _random_states()
-            return self.plan.batch(batch)
+            if record is not None and self.on_fetch is not None:
+                return self.plan.batch(
+                    self.on_fetch(record, iterator, lambda: self._advance(record, iterator, advance))
+                )
+            return self.plan.batch(self._advance(record, iterator, advance))
 
         base.__next__ = following  # type: ignore[method-assign, assignment]
+
+    def _advance(self, record: LoaderRecord | None, iterator: Any, advance: Callable[[Any], Any]) -> Any:
+        """The next batch; the wait for it is noted, and in one step whether the fetch drew random numbers."""
+        check = record is not None and record.draws_global_rng is None and self.steps == self.check_rng_at_step
+        before = random_states() if check else None
+        begin = time.perf_counter()
+        with torch.profiler.record_function("advisor::data"):
+            batch = advance(iterator)
+        if record is not None:
+            record.waits.append((self.steps, time.perf_counter() - begin))
+            if not vars(iterator).get("_advisor_begun"):
+                vars(iterator)["_advisor_begun"] = True
+                record.starts.append(record.waits[-1])
+            if before is not None and record.loader.num_workers == 0:
+                record.draws_global_rng = before != random_states()
+        return batch
 
     def _record_of(self, loader: Any) -> LoaderRecord | None:
         return next((record for record in self.loaders if record.loader is loader), None)
@@ -210,6 +236,8 @@ class Hooks:
             self.plan.backward(first.detach())
             self.backwards += 1
             self._note_flags()
+            if self.on_call is not None:
+                self.on_call("backward")
             with torch.profiler.record_function("advisor::backward"):
                 original(tensors, *args, **kwargs)
 
@@ -255,6 +283,8 @@ class Hooks:
 
     def _on_optimizer_begin(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
         """Gradients are ready now, or, where a closure computes them inside the step (Lightning), after the closure."""
+        if self.on_call is not None and not self._only_draws(optimizer):
+            self.on_call("optimizer.step")
         place = next((i for i, arg in enumerate(args) if i > 0 and callable(arg)), None)
         closure = args[place] if place is not None else kwargs.get("closure")
         if closure is None:
@@ -293,7 +323,7 @@ class Hooks:
 
     def describe_loaders(self, steps: range) -> list[dict[str, Any]]:
         """What was seen of each DataLoader that delivered batches, waits averaged over `steps`."""
-        return [_describe_loader(record, steps) for record in self.loaders if record.waits]
+        return [_describe_loader(record, steps, self.loaders) for record in self.loaders if record.waits]
 
     def describe_optimizers(self) -> list[dict[str, Any]]:
         """What was seen of each optimizer that exists."""
@@ -304,7 +334,8 @@ def _has_gradients(optimizer: Any) -> bool:
     return any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
 
 
-def _random_states() -> tuple[bytes, Any, Any]:
+def random_states() -> tuple[bytes, Any, Any]:
+    """The state of every global random stream on the host."""
     numpy = sys.modules.get("numpy")
     drawn = numpy.random.get_state() if numpy is not None else None
     return (
@@ -314,8 +345,14 @@ def _random_states() -> tuple[bytes, Any, Any]:
     )
 
 
-def _describe_loader(record: LoaderRecord, steps: range) -> dict[str, Any]:
+def _describe_loader(record: LoaderRecord, steps: range, others: list[LoaderRecord]) -> dict[str, Any]:
     loader = record.loader
+    beside = {
+        type(other.loader.dataset).__qualname__
+        for other in others
+        if other.span == record.span and type(other.loader.dataset) is not type(loader.dataset)
+    }
+    started = [wait for step, wait in record.starts if step in steps]
     inside = [wait for step, wait in record.waits if step in steps]
     per_step = sum(inside) / len(steps) * 1e6 if inside and len(steps) else None
     return {
@@ -334,6 +371,13 @@ def _describe_loader(record: LoaderRecord, steps: range) -> dict[str, Any]:
         "iterable": isinstance(loader.dataset, torch_data.IterableDataset),
         "picklable": _start_method(loader) == "fork" or _picklable((loader.dataset, loader.collate_fn)),
         "draws_global_rng": record.draws_global_rng,
+        "fetched": record.fetched,
+        "facts": {
+            "start_method": _start_method(loader),
+            "start_us_per_step": sum(started) / max(len(steps), 1) * 1e6,
+            "beside": sorted(beside),
+            **record.facts,
+        },
     }
 
 
@@ -395,10 +439,10 @@ def _plain(value: Any) -> Any:
 
 
 def outermost_tensors(value: Any) -> Iterator[Any]:
-    """Every tensor inside nested tuples, lists, dicts and dataclass-like mappings."""
+    """Every tensor inside nested tuples, lists and mappings."""
     if isinstance(value, torch.Tensor):
         yield value
-    elif isinstance(value, dict) or hasattr(value, "items"):
+    elif isinstance(value, Mapping):
         for item in value.values():
             yield from outermost_tensors(item)
     elif isinstance(value, (list, tuple)):

@@ -11,9 +11,13 @@ import torch
 
 from advisor import clock
 from advisor.capture.annotate import Annotation
+from advisor.capture.builds import Builds
 from advisor.capture.calibrate import measure_rates
+from advisor.capture.compiled import Compilations
 from advisor.capture.eager import EagerRecorder
-from advisor.capture.hooks import outermost_tensors, portable
+from advisor.capture.fetches import Fetches
+from advisor.capture.hooks import LoaderRecord, outermost_tensors, portable
+from advisor.capture.loopcalls import LoopCalls
 from advisor.session import SessionPlan
 
 KERNEL_PACKAGES = ("flash_attn", "liger_kernel", "triton")  # distributions whose kernels rules can offer
@@ -47,8 +51,17 @@ class CapturePlan(SessionPlan):
         self.profiler: Any = None
         self.annotation: Any = None
         self.written: dict[str, Any] = {"missing": {}}
+        self.compiled = Compilations()
         if self.brief:
             self.session.hooks.watch_modules()
+        else:
+            self.compiled.resume()
+        self.calls = LoopCalls(lambda: self.session.hooks.steps)
+        self.calls.install()
+        self.session.hooks.on_call = self.calls.on_call
+        self.fetches = Fetches()
+        self.session.hooks.on_fetch = self.fetches.fetch
+        self.builds = Builds(lambda: self.session.hooks.steps)
         self.session.progress(event="phase", name="warm-up")
 
     # ------------------------------------------------------------------------------------------------------ callbacks
@@ -61,6 +74,7 @@ class CapturePlan(SessionPlan):
             if all(module is not known for known in self.roots):
                 self.roots.append(module)
             self.root_calls.append(_describe_call(module, args, kwargs))
+            self.calls.note("module", {"class": type(module).__qualname__, "training": module.training})
         return call(module, *args, **kwargs)
 
     def backward(self, loss: Any) -> None:
@@ -72,10 +86,13 @@ class CapturePlan(SessionPlan):
             self._brief_step_end(step)
             return
         hooks = self.session.hooks
+        self.compiled.step(step)
         if step == 0:
+            self.compiled.pause(step)
             hooks.watch_modules()
         elif step == 1:
             hooks.unwatch_modules()
+            self.compiled.resume()
         last_timed = self.timed[-1]
         if step >= self.timed[0] - 1 and step <= last_timed:
             self.marks.append(clock.mark())
@@ -91,13 +108,16 @@ class CapturePlan(SessionPlan):
             self.session.stop()
 
     def _brief_step_end(self, step: int) -> None:
+        self.compiled.step(step)
         if step == 0:
             self.session.hooks.unwatch_modules()
+            self.compiled.resume()
         if self.annotation is not None:
             begun, ended = self.marks, clock.mark()
             if self._advance_annotation():
                 self._annotated_trace_only()
                 self.stand_in = [*begun, ended]
+                self.compiled.resume()
                 self.session.progress(event="phase", name="timing")
             self.marks = [clock.mark()]
         elif step in self.timed:
@@ -127,6 +147,9 @@ class CapturePlan(SessionPlan):
     def finish(self) -> None:
         """Write probe.json; called when the script has ended or was stopped."""
         hooks = self.session.hooks
+        self.compiled.pause(hooks.steps)
+        if self.compiled.missing is not None:
+            self.written["missing"]["breaks"] = self.compiled.missing
         clock.synchronize()
         if self.annotation is not None:  # the script has ended before the annotated step did
             self.annotation.leave()
@@ -141,6 +164,8 @@ class CapturePlan(SessionPlan):
             "loaders": hooks.describe_loaders(self.timed),
             "optimizers": hooks.describe_optimizers(),
             "root_calls": self.root_calls,
+            "calls": self._describe_calls(),
+            "compiled": self.compiled.describe(self.timed),
             "flags": hooks.flags,
             "device": _describe_device(),
             "software": _describe_software(),
@@ -148,8 +173,23 @@ class CapturePlan(SessionPlan):
         if self.session.spec.options.get("device_rates", True) and step_us:
             self.session.progress(event="phase", name="device rates")
             self.written["device"] |= measure_rates()
+        self._write()
+        if self.fetches.fetch_again(hooks.loaders, self._wait_us):
+            self.written |= {"loaders": hooks.describe_loaders(self.timed), "calls": self._describe_calls()}
+            self._write()
+
+    def _write(self) -> None:
         document = portable(self.written, self.session.spec.root)
         (self.session.out / "probe.json").write_text(json.dumps(document), encoding="utf-8")
+
+    def _describe_calls(self) -> list[dict[str, Any]]:
+        fetching = self.fetches.describe(self.session.hooks.loaders, self._wait_us)
+        return [*self.calls.describe(self.timed), *self.builds.describe(), *fetching]
+
+    def _wait_us(self, record: LoaderRecord) -> float:
+        """The loop's mean wait for a loader in a timed step, in microseconds."""
+        inside = [wait for step, wait in record.waits if step in self.timed]
+        return sum(inside) / max(len(self.timed), 1) * 1e6
 
     # ------------------------------------------------------------------------------------------------------- profiler
 
@@ -178,13 +218,14 @@ class CapturePlan(SessionPlan):
         self._start_annotation()
 
     def _start_annotation(self) -> None:
+        self.compiled.pause(self.session.hooks.steps)
         self.session.progress(event="phase", name="annotated run")
         options = self.session.spec.options
         self.annotation = Annotation(
             self.roots,
             self.session.out,
             self.session.spec.root,
-            loop=EagerRecorder(self._state),
+            loop=EagerRecorder(self._state, through=self.builds.through),
             steps=BRIEF_STEPS if self.brief else 3,
             dynamo=bool(options.get("dynamo", True)),
         )

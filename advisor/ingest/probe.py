@@ -12,7 +12,7 @@ import msgspec
 
 from advisor.ingest.documents import read_document
 from advisor.ingest.frames import Frames
-from advisor.model import Loader, OptimizerUse, Span
+from advisor.model import Break, Loader, LoopCall, OptimizerUse, Recompiled, Span
 
 _LOSSES = "torch.nn.modules.loss."
 
@@ -41,6 +41,9 @@ class ProbeFacts:
 
     loaders: tuple[Loader, ...]
     optimizers: tuple[OptimizerUse, ...]
+    calls: tuple[LoopCall, ...]
+    breaks: tuple[Break, ...]
+    recompiled: tuple[Recompiled, ...]
     step_us: tuple[float, ...]
     losses: tuple[float, ...]
     tokens_per_step: int | None
@@ -71,6 +74,8 @@ class _Loader(msgspec.Struct):
     iterable: bool
     picklable: bool | None = None
     draws_global_rng: bool | None = None
+    fetched: _Place | None = None
+    facts: dict[str, Any] = {}
 
 
 class _Optimizer(msgspec.Struct):
@@ -85,6 +90,36 @@ class _Optimizer(msgspec.Struct):
     sparse: bool
     overrides_step: bool
     groups: int
+
+
+class _LoopCall(msgspec.Struct):
+    name: str
+    frames: list[_Place]
+    calls: int
+    per_step: float
+    host_us: float
+    facts: dict[str, Any] = {}
+
+
+class _Break(msgspec.Struct):
+    reason: str
+    frames: list[_Place]
+    count: int = 1
+    whole: bool = False
+
+
+class _Recompiled(msgspec.Struct):
+    frame: _Place
+    resumes: bool
+    limit: bool
+    count: int
+    reasons: list[str]
+    host_us: float
+
+
+class _Compiled(msgspec.Struct):
+    breaks: list[_Break] = []
+    recompiles: list[_Recompiled] = []
 
 
 class _Tensor(msgspec.Struct):
@@ -117,6 +152,8 @@ class _Document(msgspec.Struct):
     loaders: list[_Loader] = []
     optimizers: list[_Optimizer] = []
     root_calls: list[_Call] = []
+    calls: list[_LoopCall] = []
+    compiled: _Compiled = msgspec.field(default_factory=_Compiled)
     flags: dict[str, Any] = {}
     peak_bytes: int | None = None
     steps_seen: int = 0
@@ -132,6 +169,9 @@ def read_probe(path: Path, root: Path) -> ProbeFacts:
     return ProbeFacts(
         loaders=tuple(_loader(item, frames) for item in document.loaders),
         optimizers=tuple(_optimizer(item, frames) for item in document.optimizers),
+        calls=tuple(_loop_call(item, frames) for item in document.calls),
+        breaks=tuple(_break(item, frames) for item in document.compiled.breaks),
+        recompiled=tuple(_recompiled(item, frames) for item in document.compiled.recompiles),
         step_us=tuple(document.step_us),
         losses=tuple(document.losses),
         tokens_per_step=tokens,
@@ -190,6 +230,8 @@ def _loader(item: _Loader, frames: Frames) -> Loader:
         iterable=item.iterable,
         picklable=item.picklable,
         draws_global_rng=item.draws_global_rng,
+        fetched=_place(item.fetched, frames),
+        facts=item.facts,
     )
 
 
@@ -206,4 +248,42 @@ def _optimizer(item: _Optimizer, frames: Frames) -> OptimizerUse:
         sparse=item.sparse,
         overrides_step=item.overrides_step,
         groups=item.groups,
+    )
+
+
+def _loop_call(item: _LoopCall, frames: Frames) -> LoopCall:
+    places = [_place(place, frames) for place in item.frames]
+    return LoopCall(
+        name=item.name,
+        frames=tuple(place for place in places if place is not None),
+        calls=item.calls,
+        per_step=item.per_step,
+        host_us=item.host_us,
+        facts=item.facts,
+    )
+
+
+def _anywhere(place: _Place, frames: Frames) -> Span:
+    return frames.position(place.path, place.line, place.function, place.columns or (None, None, None, None))
+
+
+def _break(item: _Break, frames: Frames) -> Break:
+    own = [place for place in (_place(place, frames) for place in item.frames) if place is not None]
+    return Break(
+        reason=item.reason,
+        span=own[-1] if own else None,
+        count=item.count,
+        frames=tuple(_anywhere(place, frames) for place in item.frames),
+        whole=item.whole,
+    )
+
+
+def _recompiled(item: _Recompiled, frames: Frames) -> Recompiled:
+    return Recompiled(
+        place=_anywhere(item.frame, frames),
+        resumes=item.resumes,
+        limit=item.limit,
+        count=item.count,
+        reasons=tuple(item.reasons),
+        host_us=item.host_us,
     )

@@ -50,7 +50,7 @@ class NumericsPlan(SessionPlan):
         self.parameters: dict[str, dict[str, Any]] = {}
         self.record: Recorder | None = None
         self.operators: Any = None
-        self.called_this_step = False
+        self.noted: tuple[int, bool] | None = None  # size and mode of the module whose call was noted in this step
         self.evaluating = False
         self.begun = 0.0
         self._intervene()
@@ -80,10 +80,10 @@ class NumericsPlan(SessionPlan):
             self._note_call(module, args, kwargs)
         if self.higher is not None:
             args, kwargs = self.higher.prepare(module, args, kwargs)
-        first = self.record is None and torch.is_grad_enabled() and all(module is not known for known in self.roots)
-        if first:
-            self.roots.append(module)
-            self.buffers_before |= {name: checksum(value) for name, value in _buffers(module, len(self.roots) - 1)}
+        if self.record is None and torch.is_grad_enabled():
+            if all(module is not known for known in self.roots):
+                self.roots.append(module)
+                self.buffers_before |= {name: checksum(value) for name, value in _buffers(module, len(self.roots) - 1)}
             self._note_first_call(module, args, kwargs)
         return call(module, *args, **kwargs)
 
@@ -111,7 +111,7 @@ class NumericsPlan(SessionPlan):
             for known in self.session.hooks.optimizers:  # the hook of the one that has just stepped comes too late
                 self._record_updates(known.optimizer, (), {})
             self._end_first_step()
-        self.called_this_step = False
+        self.noted = None
         self._watch_operators(step)
         spent = time.monotonic() - self.begun
         if step + 1 >= self.steps or spent > self.max_seconds:
@@ -138,18 +138,29 @@ class NumericsPlan(SessionPlan):
     # ----------------------------------------------------------------------------------------------------- first step
 
     def _note_call(self, module: Any, args: Any, kwargs: Any) -> None:
-        """Checksum what the first outermost call of a step is given; later ones see results of earlier ones."""
-        if self.called_this_step or len(self.inputs) >= MAX_RECORDED_BATCHES or not torch.is_grad_enabled():
+        """Checksum what the first outermost call of a step is given; later ones see results of earlier ones.
+
+        A call in training mode takes the place of one of the same module, or of a copy of it, in evaluation mode, which
+        may come without gradients as well.
+        """
+        if not torch.is_grad_enabled():
             return
-        self.called_this_step = True
+        if self.noted is not None:
+            if not module.training or self.noted != (_size(module), False):
+                return
+            self.inputs.pop()
+        if len(self.inputs) >= MAX_RECORDED_BATCHES:
+            return
+        self.noted = (_size(module), module.training)
         leaves = [t for t in tree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor) and not t.requires_grad]
         self.inputs.append(" ".join(value_checksum(tensor) for tensor in leaves))
 
     def _note_first_call(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """Keep the inputs of the largest module for the evaluation pass."""
-        size = sum(p.numel() for p in module.parameters())
-        if self.first_call is None or size > self.first_call.size:
-            self.first_call = _Call(module, args, kwargs, size)
+        """Keep the inputs of the largest module for the evaluation pass: of its first call in training mode, if any."""
+        size, known = _size(module), self.first_call
+        trains = known is not None and known.size == size and module.training and not known.training
+        if known is None or size > known.size or trains:
+            self.first_call = _Call(module, args, kwargs, size, module.training)
 
     def _begin_recording(self) -> None:
         optimizers = [record.optimizer for record in self.session.hooks.optimizers]
@@ -301,12 +312,18 @@ class NumericsPlan(SessionPlan):
         return all(other == seen[0] for other in seen)
 
 
+def _size(module: nn.Module) -> int:
+    """The number of parameters, by which a module and a copy of it are known to be the same; a loss has none."""
+    return sum(p.numel() for p in module.parameters())
+
+
 class _Call:
     """A module call that can be made again, under the autocast setting it was made under."""
 
-    def __init__(self, module: nn.Module, args: Any, kwargs: Any, size: int) -> None:
+    def __init__(self, module: nn.Module, args: Any, kwargs: Any, size: int, training: bool) -> None:
         self.module = module
         self.size = size
+        self.training = training
         self._args, self._kwargs = tree.tree_map(_copy, (args, kwargs))
         leaves = [t for t in tree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         self._device = leaves[0].device.type if leaves else "cpu"

@@ -405,7 +405,7 @@ def test_operators_are_named_as_dynamo_names_them() -> None:
         "operator.sub", "operator.truediv", "method.matmul", "method.neg", "operator.eq", "operator.getitem",
         "builtins.getattr", "operator.pow", "operator.setitem", "method.add_", "method.unbind", "operator.getitem",
         "method.add", "operator.getitem", "method.add", "operator.getitem", "method.add", "method.sum", "method.gt",
-        "method.__bool__", "torch._foreach_mul_", "operator.getitem", "method.sum",
+        "method.__bool__", "method.__repr__", "torch._foreach_mul_", "operator.getitem", "method.sum",
     ]  # fmt: skip
     assert nodes[1]["args"] == [2, {"ref": 0}], "reflected operators have their operands in the order of the source"
 

@@ -1,0 +1,257 @@
+"""Inside the child: who in the user's code calls what a training loop should call rarely, how often and for how long.
+
+The calls are those of functions that no captured graph holds and no operator of a trace names: waits for the device,
+the caching allocator, debugging modes, saving, gradients set to zero. Each function is replaced by one that notes the
+call and passes it on; only Python's own clock is read.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from advisor.capture.compiled import compile_facts
+from advisor.capture.hooks import is_user_file
+
+FRAMES = 12  # user frames kept of one call, the innermost
+PLACES = 200  # places kept of one run
+WRAPPED = "torch.nn.parallel.DistributedDataParallel"
+REDUCES = "ddp.reduce"  # a backward pass of a DistributedDataParallel that reduces gradients
+EVALUATION = "evaluation"  # from `eval()` to `train()`
+Note = Callable[[tuple[Any, ...], Mapping[str, Any]], dict[str, Any]]
+
+
+@dataclass
+class Called:
+    """The calls of one function from one place: in which steps, and the host's time in each of them, in seconds."""
+
+    name: str
+    frames: list[dict[str, Any]]
+    facts: dict[str, Any] = field(default_factory=dict)
+    steps: dict[int, tuple[int, float]] = field(default_factory=dict)
+
+    def describe(self, steps: range) -> dict[str, Any]:
+        """As probe.json holds it: means over `steps`, times in microseconds."""
+        inside = [value for step, value in self.steps.items() if step in steps]
+        count = max(len(steps), 1)
+        return {
+            "name": self.name,
+            "frames": self.frames,
+            "calls": sum(number for number, _ in self.steps.values()),
+            "per_step": sum(number for number, _ in inside) / count,
+            "host_us": sum(spent for _, spent in inside) / count * 1e6,
+            "facts": self.facts,
+        }
+
+
+class LoopCalls:
+    """Notes calls of watched functions while a script runs; `step` gives the number of the step that is running."""
+
+    def __init__(self, step: Callable[[], int]) -> None:
+        self._step = step
+        self._found: dict[tuple[Any, ...], Called] = {}
+        self._depth = 0
+        self._evaluating: dict[int, tuple[Called, float]] = {}  # by module: where eval() was called, and when
+        self._parallel: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
+
+    def install(self) -> None:
+        """Watch everything that is watched."""
+        self._watch(torch.cuda, "synchronize", "torch.cuda.synchronize")
+        self._watch(torch.cuda, "empty_cache", "torch.cuda.empty_cache")
+        self._watch(torch, "save", "torch.save")
+        self._watch(torch, "compile", "torch.compile", compile_facts)
+        self._watch(torch.nn.Module, "compile", "torch.compile", compile_facts)
+        self._watch(torch.autograd.set_detect_anomaly, "__init__", "detect_anomaly", _anomaly)
+        self._watch(torch.autograd.detect_anomaly, "__init__", "detect_anomaly", lambda args, kwargs: {"mode": True})
+        self._watch(torch.optim.Optimizer, "zero_grad", "zero_grad", _zero_grad, anywhere=True)
+        self._watch(torch.nn.Module, "zero_grad", "zero_grad", _zero_grad, anywhere=True)
+        self._watch(torch, "use_deterministic_algorithms", "use_deterministic_algorithms", _deterministic)
+        self._watch_evaluations()
+        self._watch_differentiation()
+        if torch.distributed.is_available():
+            self._watch(torch.nn.parallel.DistributedDataParallel, "__init__", WRAPPED, self._wrapped, anywhere=True)
+
+    def on_call(self, name: str) -> None:
+        """A backward pass or an optimizer step begins; a backward pass that reduces gradients is noted as such too."""
+        self.note(name, depth=2)
+        if name != "backward":
+            return
+        for wrapped in list(self._parallel):
+            # Set by the last forward pass, which alone decides: `no_sync` around a backward pass does nothing.
+            if wrapped.require_forward_param_sync:
+                self.note(REDUCES, {"modules": len(self._parallel), **_parallel_facts(wrapped)}, depth=2)
+
+    def note(
+        self, name: str, facts: Mapping[str, Any] | None = None, spent: float = 0.0, depth: int = 1
+    ) -> Called | None:
+        """Note a call that a hook has seen, made by the innermost user frame above the caller."""
+        frames = _user_frames(sys._getframe(depth))
+        if not frames:
+            return None
+        key = (name, *((frame.f_code, frame.f_lasti) for frame in frames))
+        called = self._found.get(key)
+        if called is None:
+            if len(self._found) >= PLACES:
+                return None
+            called = self._found[key] = Called(name, [_place(frame) for frame in frames], dict(facts or {}))
+        step = self._step()
+        number, total = called.steps.get(step, (0, 0.0))
+        called.steps[step] = (number + 1, total + spent)
+        return called
+
+    def describe(self, steps: range) -> list[dict[str, Any]]:
+        """All calls, in the order in which their places were first reached."""
+        changed = sorted({kind for wrapped, sums in self._parallel.items() for kind in _changed(wrapped, sums)})
+        for called in self._found.values():
+            if called.name == REDUCES:
+                called.facts["changed_buffers"] = changed
+        return [called.describe(steps) for called in self._found.values()]
+
+    def _watch(
+        self, owner: Any, attribute: str, name: str, facts: Note | None = None, *, anywhere: bool = False
+    ) -> None:
+        """Replace a function; calls of it by libraries count only with `anywhere`."""
+        original = getattr(owner, attribute)
+
+        @functools.wraps(original)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            caller = sys._getframe(1)
+            if self._depth or _is_ours(caller) or not (anywhere or is_user_file(caller.f_code.co_filename)):
+                return original(*args, **kwargs)
+            self._depth += 1  # one function may call another that is watched
+            begin = time.perf_counter()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._depth -= 1
+                spent = time.perf_counter() - begin
+                self.note(name, facts(args, kwargs) if facts is not None else None, spent, depth=2)
+
+        setattr(owner, attribute, watched)
+
+    def _watch_evaluations(self) -> None:
+        """Note where the user's code calls `eval()` and the time until the same module's `train()`."""
+        original = torch.nn.Module.train
+
+        @functools.wraps(original)
+        def train(module: Any, mode: bool = True) -> Any:
+            if self._depth or not _by_user(sys._getframe(1)):
+                return original(module, mode)
+            self._depth += 1  # a module passes the mode on to those inside it
+            try:
+                return original(module, mode)
+            finally:
+                self._depth -= 1
+                self._turned(module, mode)
+
+        torch.nn.Module.train = train  # type: ignore[method-assign, assignment]
+
+    def _watch_differentiation(self) -> None:
+        """Tell evaluations that anybody differentiates in, libraries included."""
+        original = getattr(torch.autograd, "_engine_run_backward", None)
+        if original is None:
+            return
+
+        @functools.wraps(original)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            for called, _ in self._evaluating.values():
+                called.facts["differentiated"] = True
+            return original(*args, **kwargs)
+
+        setattr(torch.autograd, "_engine_run_backward", run)  # noqa: B010  (private: absent from the stubs)
+
+    def _turned(self, module: Any, mode: bool) -> None:
+        if not mode:
+            called = self.note(EVALUATION, _modes(), depth=3)
+            if called is not None:
+                self._evaluating.setdefault(id(module), (called, time.perf_counter()))
+        elif id(module) in self._evaluating:
+            called, begin = self._evaluating.pop(id(module))
+            number, total = called.steps.get(self._step(), (0, 0.0))
+            called.steps[self._step()] = (number, total + time.perf_counter() - begin)
+
+    def _wrapped(self, args: tuple[Any, ...], _kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """A DistributedDataParallel was constructed."""
+        if not hasattr(args[0], "require_forward_param_sync"):  # its constructor has raised
+            return {}
+        self._parallel[args[0]] = {name: _checksum(buffer) for name, buffer in args[0].module.named_buffers()}
+        return _parallel_facts(args[0])
+
+
+def _modes() -> dict[str, Any]:
+    """The modes that an evaluation begins in."""
+    autocast = any(torch.is_autocast_enabled(kind) for kind in ("cuda", "cpu"))
+    return {"grad": torch.is_grad_enabled(), "autocast": autocast}
+
+
+def _parallel_facts(wrapped: Any) -> dict[str, Any]:
+    return {
+        "processes": wrapped.process_group.size(),
+        "static_graph": bool(wrapped.static_graph),
+        "find_unused_parameters": bool(wrapped.find_unused_parameters),
+        "broadcast_buffers": bool(wrapped.broadcast_buffers),
+        "hooks": [getattr(hook, "__qualname__", type(hook).__qualname__) for hook, _ in wrapped._comm_hooks],
+    }
+
+
+def _checksum(buffer: Any) -> Any:
+    """The sum of a tensor, left on its device."""
+    real = torch.view_as_real(buffer) if buffer.is_complex() else buffer
+    return real.detach().sum(dtype=torch.float64)
+
+
+def _changed(wrapped: Any, sums: Mapping[str, Any]) -> list[str]:
+    """The kinds of the modules whose buffers are no longer what they were when they were wrapped."""
+    owners = dict(wrapped.module.named_modules())
+    return [
+        type(owners[name.rpartition(".")[0]]).__qualname__
+        for name, buffer in wrapped.module.named_buffers()
+        if name not in sums or not torch.equal(_checksum(buffer), sums[name])
+    ]
+
+
+def _by_user(frame: Any) -> bool:
+    """Whether the user's code calls, also through a method of torch.nn.Module."""
+    while frame is not None and frame.f_globals.get("__name__") == torch.nn.Module.__module__:
+        frame = frame.f_back
+    return frame is not None and is_user_file(frame.f_code.co_filename)
+
+
+def _is_ours(frame: Any) -> bool:
+    return str(frame.f_globals.get("__name__", "")).startswith("advisor.")
+
+
+def _user_frames(frame: Any) -> list[Any]:
+    """The frames of user code from `frame` outwards, outermost first."""
+    found: list[Any] = []
+    while frame is not None and len(found) < FRAMES:
+        if is_user_file(frame.f_code.co_filename):
+            found.append(frame)
+        frame = frame.f_back
+    return found[::-1]
+
+
+def _place(frame: Any) -> dict[str, Any]:
+    code = frame.f_code
+    positions = getattr(code, "co_positions", None)  # Python 3.10 has none
+    columns = next((list(p) for i, p in enumerate(positions()) if i == frame.f_lasti // 2), None) if positions else None
+    return {"path": code.co_filename, "line": frame.f_lineno, "function": code.co_name, "columns": columns}
+
+
+def _anomaly(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    return {"mode": bool(args[1] if len(args) > 1 else kwargs.get("mode", True))}
+
+
+def _deterministic(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    return {"mode": bool(args[0] if args else kwargs.get("mode", True))}
+
+
+def _zero_grad(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    return {"set_to_none": bool(args[1] if len(args) > 1 else kwargs.get("set_to_none", True))}
