@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from costs import slowness
 from rich.console import Console
 
 from advisor import plan, registry, stages, testing
@@ -34,6 +33,8 @@ from advisor.progress import Progress
 from advisor.verify import regions
 
 pytest.importorskip("torch")
+import torch
+
 from advisor.verify import proving
 
 HEAD = """\
@@ -167,16 +168,17 @@ def case(body: str, folder: Path) -> Graph:
 @pytest.mark.parametrize("name", TRUE)
 def test_a_true_replacement_is_accepted_in_float32_and_bfloat16(name: str, tmp_path: Path) -> None:
     body, template, inputs, constants = TRUE[name]
-    graph = case(body, tmp_path)
+    graph, threads = case(body, tmp_path), torch.get_num_threads()
+    torch.set_num_threads(1)  # threads of OpenMP that wait for a core spend processor time
     begun = time.process_time()  # not the clock: other processes may hold the cores
     proof = proof_of(rewrite_of(graph, template, inputs, constants), graph)
     spent = time.process_time() - begun
+    torch.set_num_threads(threads)
     assert proof.ok, proof.reasons
     assert {"float32", "bfloat16"} <= set(proof.dtypes)
-    late = proof.skipped.get("the time is used up", 0)  # draws that other processes took the cores from
-    assert proof.compared + late >= 20 > late
+    assert proof.compared >= 20
     assert proof.worst and all(d.ok and d.error <= d.limit for d in proof.worst)
-    assert spent < 3 * slowness()
+    assert spent < 3
 
 
 BROKEN = {
