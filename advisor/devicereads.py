@@ -7,17 +7,16 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from advisor.model import Kernels, NodeCost, Operators
+from advisor.model import UNLINKED_READS, Kernels, NodeCost, Operators
 
 TO_HOST = re.compile(r"DtoH|DeviceToHost", re.IGNORECASE)
-UNLINKED = (-1, -1)
 
 
 def read_times(
     kernels: Kernels, operators: Operators, costs: Sequence[NodeCost], operator_cost: Sequence[int], steps: int
 ) -> Mapping[tuple[int, int], tuple[float, float]]:
     """Per node (graph, node) that copies from the device to the host: the host's time in it and what of that the device
-    feels, in microseconds per step; reads that no node made stand under `UNLINKED`.
+    feels, in microseconds per step; reads that no node made stand under `UNLINKED_READS`.
 
     After a read the device has nothing queued. What it is idle until the next read, or as long as the host waited if
     that is less, is what reading later could save.
@@ -35,7 +34,7 @@ def read_times(
         if kernels.step[order[place]] < 0:
             continue
         cost = operator_cost[row] if row < len(operator_cost) else -1
-        node = (costs[cost].graph, costs[cost].node) if cost >= 0 else UNLINKED
+        node = (costs[cost].graph, costs[cost].node) if cost >= 0 else UNLINKED_READS
         waited, felt = found.get(node, (0.0, 0.0))
         host_us = operators.duration_us[row]
         after = float(idle[until] - idle[place])

@@ -364,6 +364,9 @@ class OptimizerUse:
     step_us: float | None = None
 
 
+UNLINKED_READS = (-1, -1)  # the key of `Profile.facts["reads_us"]` for reads that no node of a graph made
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopCall:
     """Calls of one function of the loop around the model from one place, as a run made them.

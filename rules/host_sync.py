@@ -29,13 +29,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from advisor.model import Decline, Evidence, Finding, Rewrite, Safety, Span
+from advisor.model import UNLINKED_READS, Decline, Evidence, Finding, Rewrite, Safety, Span
 from advisor.patterns.deferred import Deferred, Needed, deferred
 from advisor.patterns.hostreads import Read, reads
 from advisor.rule import ON_A_GPU, Context, Example, Rule, step
 from advisor.source import Source
 
-UNLINKED = (-1, -1)  # where the profile keeps reads that no node of a graph made
 LOOP = """\
 import torch
 
@@ -190,8 +189,8 @@ def _sorted(
 def _cost(group: Sequence[Read], measured: Mapping[tuple[int, int], tuple[float, float]], idle_us: float) -> _Cost:
     """What some reads cost together; those that the trace could not link count with all that it could not link."""
     nodes = dict.fromkeys(node for read in group for node in read.nodes if node in measured)
-    if any(not set(read.nodes) & set(nodes) for read in group) and UNLINKED in measured:
-        nodes[UNLINKED] = None
+    if any(not set(read.nodes) & set(nodes) for read in group) and UNLINKED_READS in measured:
+        nodes[UNLINKED_READS] = None
     felt_us = min(idle_us, sum(measured[node][1] for node in nodes))
     return _Cost(host_us=sum(measured[node][0] for node in nodes), felt_us=felt_us)
 

@@ -52,11 +52,8 @@ class Recorded:
         return patching.build([answer], self.ctx.read).sources[answer.finding.span.path]
 
 
-def record(text: str, folder: Path, **others: str) -> Recorded:
-    """Run a script through a brief capture; `others` are files beside it by their stem."""
-    (folder / "train.py").write_text(text, encoding="utf-8")
-    for stem, other in others.items():
-        (folder / f"{stem}.py").write_text(other, encoding="utf-8")
+def briefly(folder: Path) -> Path:
+    """Run train.py of a folder through a brief capture; where its records lie."""
     out = folder / "out"
     spec = Spec(
         script=str(folder / "train.py"),
@@ -71,6 +68,15 @@ def record(text: str, folder: Path, **others: str) -> Recorded:
             continue
         child.wait()
         assert child.status().get("status") in ("stopped", "ended"), child.output_tail()
+    return out
+
+
+def record(text: str, folder: Path, **others: str) -> Recorded:
+    """Run a script through a brief capture; `others` are files beside it by their stem."""
+    (folder / "train.py").write_text(text, encoding="utf-8")
+    for stem, other in others.items():
+        (folder / f"{stem}.py").write_text(other, encoding="utf-8")
+    out = briefly(folder)
     graphs, _ = read_graphs(out / "graph.json", folder)
     probe = read_probe(out / "probe.json", folder)
     profile = Profile(

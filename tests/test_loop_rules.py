@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from recorded_loops import briefly
 
 from advisor import codemod, match, registry, testing
 from advisor import patch as patching
-from advisor.capture.launch import Child
 from advisor.correlate import correlate
 from advisor.ingest.graph import read_graphs
 from advisor.ingest.kineto import read_trace
@@ -21,7 +21,6 @@ from advisor.ingest.probe import read_probe
 from advisor.model import Decline, Environment, Finding, Hardware, Profile, Rewrite, Span
 from advisor.patterns.clipping import ClipPlace
 from advisor.rule import Context, step
-from advisor.session import Spec
 from advisor.source import Source
 
 torch = pytest.importorskip("torch")
@@ -257,20 +256,7 @@ class Seen:
 def record(text: str, folder: Path, device: str = "cuda") -> Seen:
     """Run a script through a brief capture; its operators' times count as those of a device of this kind."""
     (folder / "train.py").write_text(text, encoding="utf-8")
-    out = folder / "out"
-    spec = Spec(
-        script=str(folder / "train.py"),
-        argv=(),
-        root=str(folder),
-        out=str(out),
-        plan="advisor.capture.probe:CapturePlan",
-        options={"brief": True, "device_rates": False, "environment": {"OMP_NUM_THREADS": "1"}},
-    )
-    with Child(spec, cwd=str(folder)) as child:
-        while child.receive() is not None:
-            continue
-        child.wait()
-        assert child.status().get("status") in ("stopped", "ended"), child.output_tail()
+    out = briefly(folder)
     graphs, _ = read_graphs(out / "graph.json", folder)
     profile = Profile(
         environment=Environment(python="3", torch="2", cpu_count=2),

@@ -8,6 +8,7 @@ call and passes it on; only Python's own clock is read.
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
 import time
 import weakref
@@ -18,7 +19,7 @@ from typing import Any
 import torch
 
 from advisor.capture.compiled import compile_facts
-from advisor.capture.hooks import is_user_file
+from advisor.capture.hooks import is_user_file, user_frames, user_span
 
 FRAMES = 12  # user frames kept of one call, the innermost
 PLACES = 200  # places kept of one run
@@ -92,7 +93,7 @@ class LoopCalls:
         self, name: str, facts: Mapping[str, Any] | None = None, spent: float = 0.0, depth: int = 1
     ) -> Called | None:
         """Note a call that a hook has seen, made by the innermost user frame above the caller."""
-        frames = _user_frames(sys._getframe(depth))
+        frames = list(itertools.islice(user_frames(sys._getframe(depth)), FRAMES))[::-1]  # outermost first
         if not frames:
             return None
         key = (name, *((frame.f_code, frame.f_lasti) for frame in frames))
@@ -100,7 +101,7 @@ class LoopCalls:
         if called is None:
             if len(self._found) >= PLACES:
                 return None
-            called = self._found[key] = Called(name, [_place(frame) for frame in frames], dict(facts or {}))
+            called = self._found[key] = Called(name, [user_span(frame) for frame in frames], dict(facts or {}))
         step = self._step()
         number, total = called.steps.get(step, (0, 0.0))
         called.steps[step] = (number + 1, total + spent)
@@ -226,23 +227,6 @@ def _by_user(frame: Any) -> bool:
 
 def _is_ours(frame: Any) -> bool:
     return str(frame.f_globals.get("__name__", "")).startswith("advisor.")
-
-
-def _user_frames(frame: Any) -> list[Any]:
-    """The frames of user code from `frame` outwards, outermost first."""
-    found: list[Any] = []
-    while frame is not None and len(found) < FRAMES:
-        if is_user_file(frame.f_code.co_filename):
-            found.append(frame)
-        frame = frame.f_back
-    return found[::-1]
-
-
-def _place(frame: Any) -> dict[str, Any]:
-    code = frame.f_code
-    positions = getattr(code, "co_positions", None)  # Python 3.10 has none
-    columns = next((list(p) for i, p in enumerate(positions()) if i == frame.f_lasti // 2), None) if positions else None
-    return {"path": code.co_filename, "line": frame.f_lineno, "function": code.co_name, "columns": columns}
 
 
 def _anomaly(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
