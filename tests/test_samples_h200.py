@@ -1,0 +1,84 @@
+"""The other samples as recorded on one NVIDIA H200, replayed without a GPU: what the rules find in them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from advisor import stages
+from advisor.config import Config
+from advisor.job import Job
+from advisor.model import Finding
+from advisor.progress import Progress
+from advisor.redact import Redactor
+from advisor.rundir import RunDir
+from advisor.stages import Matched
+
+SAMPLES = Path(__file__).parent.parent / "samples"
+
+
+def matched(script: str, recording: str, folder: Path, *arguments: str) -> tuple[Matched, float]:
+    """What the rules say of a recorded run of a sample, and the median of its steps in microseconds."""
+    for name in ("trace.json.gz", "annotated.json.gz", "probe.json", "capture.json"):
+        shutil.copy(SAMPLES / recording / name, folder / name)
+    (folder / "graph.json").write_bytes(gzip.decompress((SAMPLES / recording / "graph.json.gz").read_bytes()))
+    progress, run = Progress(Console(quiet=True), quiet=True), RunDir(folder, Redactor.of_machine())
+    job = Job(SAMPLES / script, arguments, None, (SAMPLES / script).parent, Config(), run, progress)
+    profile = stages.analyse(job, stages.ingest(job))
+    found = stages.find(job, profile)
+    assert not found.errors
+    step_us = profile.median_step_us()
+    assert step_us is not None
+    return found, step_us
+
+
+def lines(script: str, findings: tuple[Finding, ...]) -> dict[str, str]:
+    """The line of the script that each finding is about; `misaligned-dims` finds two and keeps the second."""
+    text = {path: (SAMPLES / script).with_name(path).read_text(encoding="utf-8").splitlines() for path in
+            {finding.span.path for finding in findings}}  # fmt: skip
+    return {finding.rule: text[finding.span.path][finding.span.line - 1].strip() for finding in findings}
+
+
+def test_launches_and_the_optimizer_of_a_tiny_model(tmp_path: Path) -> None:
+    script = "tiny_launch_bound/train.py"
+    found, step_us = matched(script, "tiny_launch_bound/h200", tmp_path)
+    assert lines(script, found.matches.findings) == {
+        "launch-bound": "model = Net(args.features, args.width, args.depth).to(args.device)",
+        "optimizer-not-fused": "optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)",
+    }
+    assert sum(finding.estimate.high_us for finding in found.matches.findings) < step_us
+
+
+def test_a_model_that_waits_for_its_pictures(tmp_path: Path) -> None:
+    script = "resnet_loader/train.py"
+    found, _ = matched(script, "resnet_loader/h200", tmp_path, "--preset", "h200")
+    where = lines(script, found.matches.findings)
+    assert where["dataloader-bound"].startswith("loader = DataLoader(JpegFolder(")
+
+
+def test_everything_in_float32(tmp_path: Path) -> None:
+    """What is small beside products in float32, the optimizer and an odd vocabulary, is found without them."""
+    script = "nano_gpt/train_fp32.py"
+    arguments = ("--preset", "h200", "--steps", "20000")
+    found, step_us = matched(script, "nano_gpt/h200/fp32", tmp_path, *arguments)
+    assert step_us == pytest.approx(1_865_000, rel=0.01)
+    where = lines(script, found.matches.findings)
+    assert where["no-mixed-precision"] == "_, loss = model(x, y)"
+    assert where["optimizer-not-fused"].startswith("optimizer = torch.optim.AdamW(")
+    assert {"naive-attention", "unfused-gelu", "unfused-layernorm", "misaligned-dims", "tf32-off"} <= set(where)
+    assert "pointwise-chain" in where
+
+
+@pytest.mark.parametrize("sample", ["tiny_launch_bound", "resnet_loader", "accum_sync"])
+def test_the_readme_quotes_its_report(sample: str) -> None:
+    report = json.loads((SAMPLES / sample / "h200" / "report.json").read_text(encoding="utf-8"))
+    text = " ".join((SAMPLES / sample / "README.md").read_text(encoding="utf-8").split())
+    assert f"{report['outcome']}," in text
+    if report["speedup"] is not None:
+        low, high = report["interval"]
+        assert f"**{report['speedup']:.2f}x** (96.1 % interval {low:.2f}x to {high:.2f}x" in text
