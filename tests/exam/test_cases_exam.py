@@ -51,14 +51,14 @@ LOOP_IDS: Mapping[str, tuple[str, ...]] = {
     "debug-mode": ("debug-left-on",),
     "ddp-find-unused": ("ddp-settings",),
     "ddp-no-sync": ("ddp-settings",),
-}
-# Nothing asks for these yet.
-NOT_YET: Mapping[str, tuple[str, ...]] = {
     "padding-waste": ("padding-waste",),
     "ckpt-unneeded": ("needless-checkpoint",),
     "overhead-bound": ("launch-bound",),
     "compile-missing": ("pointwise-chain", "launch-bound"),
     "h2d-in-step": ("cpu-create-then-copy", "pageable-h2d"),
+}
+# Nothing asks for these yet.
+NOT_YET: Mapping[str, tuple[str, ...]] = {
     "compile-order-fsdp": ("fsdp-graph-break",),
 }
 RULES = {**GRAPH_IDS, **LOOP_IDS, **NOT_YET}
