@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from advisor.errors import RuleError
-from advisor.model import Decline, Finding, Profile
+from advisor.model import Decline, Finding, Profile, Rewrite, Safety
 from advisor.rule import Context, Rule
 from advisor.source import Source
+
+ALIKE = 0.8  # of a step: what is left when the largest finding is taken out, from which gates stay as they are
+LEAST = 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +50,46 @@ def available(profile: Profile) -> frozenset[str]:
     return frozenset(name for name, there in present.items() if there and name not in profile.missing)
 
 
-def match(ctx: Context, rules: Sequence[Rule]) -> Matches:
-    """Run the rules; a rule that raises is reported by id and the others are kept."""
+def match(
+    ctx: Context, rules: Sequence[Rule], allow: frozenset[Safety] = frozenset({Safety.NUMERICS, Safety.PRECISION})
+) -> Matches:
+    """Run the rules; a rule that raises is reported by id and the others are kept.
+
+    Where one finding that can be applied takes most of a step, what is small beside it is large without it: an
+    optimizer beside products in float32, the copies of batches that the device waits for. The rules are asked once
+    more then, with shares of the step that this finding leaves as their gates.
+    """
+    found = _asked(ctx, rules)
+    if ctx.worth is not None:
+        return found
+    largest = _largest(ctx, found.findings, rules, allow)
+    if largest is None:
+        return found
+    left = 1.0 - largest.estimate.high_us / ctx.step_us
+    return _asked(replace(ctx, left=max(left, LEAST), largest=largest.rule), rules)
+
+
+def _largest(
+    ctx: Context, findings: Sequence[Finding], rules: Sequence[Rule], allow: frozenset[Safety]
+) -> Finding | None:
+    """The largest finding that can be applied, where it leaves a step that differs."""
+    by_id = {rule.id: rule for rule in rules}
+    for finding in sorted(findings, key=lambda f: -f.estimate.high_us):
+        rule = by_id[finding.rule]
+        if 1.0 - finding.estimate.high_us / ctx.step_us > ALIKE:
+            return None
+        if rule.on_request or finding.library is not None:
+            continue
+        try:
+            result = rule.rewrite(finding, ctx.read(finding.span.path))
+        except Exception:  # noqa: BLE001 - the plan asks again, and reports a rule that raises
+            continue
+        if isinstance(result, Rewrite) and result.safety in {Safety.EXACT, *allow}:
+            return finding
+    return None
+
+
+def _asked(ctx: Context, rules: Sequence[Rule]) -> Matches:
     findings: list[Finding] = []
     declines: list[Decline] = []
     errors: list[RuleError] = []

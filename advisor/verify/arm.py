@@ -10,6 +10,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils import _pytree as tree
 
+from advisor import clock
 from advisor.session import SessionPlan
 from advisor.verify.draws import spread_of
 from advisor.verify.interventions import AutocastWatch, DropoutLog, HigherPrecision, first_rows
@@ -192,7 +193,7 @@ class NumericsPlan(SessionPlan):
         kinds = {p.dtype for root in self.roots for p in root.parameters() if p.is_floating_point()}
         lowest = max(kinds, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
         on_cuda = any(p.is_cuda for root in self.roots for p in root.parameters())
-        if lowest is torch.float32 and on_cuda and torch.get_float32_matmul_precision() != "highest":
+        if lowest is torch.float32 and on_cuda and clock.matmul_precision() != "highest":
             return "tf32"
         return dtype_name(lowest)
 

@@ -34,6 +34,7 @@ from advisor.verify.rounding import Rounding
 SECONDS = 10.0  # of one region; what does not fit is counted as skipped
 DISTURBED_RUNS = 2
 ROUNDINGS = 2.0  # epsilons a declared floor may always excuse: bfloat16's own is above the cap of a floor
+SMALL = 1 << 20  # elements of the largest tensor below which more threads only wait for each other
 WORST = 8  # quantities kept for the report
 REASONS = 4
 
@@ -41,7 +42,9 @@ REASONS = 4
 def main(jobs: Path, results: Path) -> None:
     """Prove the regions of a file one after the other; the results so far are written after each."""
     found = []
+    threads = torch.get_num_threads()
     for job in json.loads(jobs.read_text(encoding="utf-8")):
+        torch.set_num_threads(1 if _largest(job) < SMALL else threads)
         found.append(prove(job))
         results.write_text(json.dumps(found), encoding="utf-8")
 
@@ -225,6 +228,11 @@ class _Proof:
 
 
 # ------------------------------------------------------------------------------------------------------------- helpers
+
+
+def _largest(job: Mapping[str, Any]) -> int:
+    """The elements of the largest tensor of a region."""
+    return max((math.prod(part["shape"] or ()) for part in (*job["inputs"].values(), *job["nodes"])), default=0)
 
 
 def _drops(calls: Sequence[tuple[int, float]]) -> str:

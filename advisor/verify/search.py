@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol, TypeAlias
 
@@ -12,6 +12,7 @@ from advisor.model import Baseline, Numerics, Outcome, Patch, Rewrite, Safety, T
 from advisor.verify.numerics import inconclusive
 from advisor.verify.timing import FLOOR, MIN_QUADS, check_floor, judge
 
+PROMISE = 2.0  # times the floor: a gain above it, in too few quads, is kept until the whole patch is measured
 LEAST_RACE_S = 5.0  # time left below which no further race is begun
 ALWAYS_ALLOWED = frozenset({Safety.EXACT})
 OUT_OF_TIME = "the time budget was used up"
@@ -69,6 +70,8 @@ def search(
 ) -> Verdict:
     """Try `rewrites` in order, each on top of what is kept, and return the one verdict on the patch that is left.
 
+    Where the time of one is up before there are `min_quads` quads and all there are show a clear gain, it is kept for
+    the time being: only the whole patch, measured in full, can be improved, and the verdict names such rewrites.
     `allow` names the safety levels that may be applied besides EXACT; SUGGEST is never tried. `floor` is the share of a
     step below which a gain counts as none, `min_quads` the least number of quads behind a judgement,
     `physical_floor_us` the step time below which the work cannot have been done. The time budget is the lab's; when it
@@ -79,15 +82,39 @@ def search(
         impossible = check_floor(min(timing.step_us), physical_floor_us or 0.0)
         return (Outcome.WRONG, (impossible,)) if impossible else judge(timing, floor, min_quads)
 
-    hunt = _Search(rewrites, build, lab, allow, judge_timing, on_progress)
+    def promising(timing: Timing) -> bool:
+        """All of too few quads agree on a gain: what comes later is measured on top, the whole patch decides."""
+        return timing.quads < min_quads and timing.interval[0] > 1 + PROMISE * floor
+
+    distinct, same = _by_edits(rewrites)
+    hunt = _Search(distinct, build, lab, allow, judge_timing, promising, on_progress)
     hunt.greedy()
     verdict = hunt.conclude()
     if verdict.outcome is Outcome.IMPROVED:
         changed = hunt.ablate()
         verdict = hunt.conclude() if changed else replace(verdict, trials=tuple(hunt.trials))
+    verdict = replace(verdict, reasons=(*verdict.reasons, *hunt.undecided_of(verdict)))
     if baselines:
         verdict = replace(verdict, baselines=tuple(hunt.baselines(verdict)))
-    return verdict
+    return _shared(verdict, same)
+
+
+def _by_edits(rewrites: Sequence[Rewrite]) -> tuple[list[Rewrite], dict[str, str]]:
+    """The rewrites that make different edits, and of each other one which of them makes the same."""
+    first: dict[object, Rewrite] = {}
+    same: dict[str, str] = {}
+    for rewrite in rewrites:
+        found = first.setdefault(frozenset(rewrite.edits) or rewrite.id, rewrite)
+        if found is not rewrite:
+            same[rewrite.id] = found.id
+    return list(first.values()), same
+
+
+def _shared(verdict: Verdict, same: Mapping[str, str]) -> Verdict:
+    """A verdict that says of rewrites with the same edits the same."""
+    kept = [other for other, tried in same.items() if tried in verdict.kept]
+    rejected = {other: verdict.rejected[tried] for other, tried in same.items() if tried in verdict.rejected}
+    return replace(verdict, kept=(*verdict.kept, *kept), rejected={**verdict.rejected, **rejected})
 
 
 class _Search:
@@ -100,11 +127,12 @@ class _Search:
         lab: Lab,
         allow: frozenset[Safety],
         judge_timing: Judge,
+        promising: Callable[[Timing], bool],
         say: Report,
     ) -> None:
         self.rewrites, self.build, self.lab = rewrites, build, lab
         self.allowed = (allow | ALWAYS_ALLOWED) - {Safety.SUGGEST}
-        self.judge, self.say = judge_timing, say
+        self.judge, self._promising, self.say = judge_timing, promising, say
         self.kept: list[Rewrite] = []
         self.rejected: dict[str, str] = {}
         self.saved: dict[str, float] = {}
@@ -113,6 +141,7 @@ class _Search:
         self.trials: list[Trial] = []
         self.longest_race_s = 0.0
         self.tried: list[str] = []
+        self.undecided: dict[str, str] = {}  # kept for their promise: too few quads for a verdict of their own
         self.unreliable: tuple[str, ...] = ()  # why the script cannot be judged at all
 
     # --------------------------------------------------------------------------------------------------------- greedy
@@ -173,14 +202,18 @@ class _Search:
             return
         outcome, reasons = self.judge(timing)
         self._record(rewrite.id, combination, outcome, reasons, numerics, timing)
-        if outcome is not Outcome.IMPROVED:
+        undecided = outcome is Outcome.INCONCLUSIVE and self._promising(timing)
+        if outcome is not Outcome.IMPROVED and not undecided:
             self.rejected[rewrite.id] = "; ".join(reasons) or outcome.value
             return
+        if undecided:
+            self.undecided[rewrite.id] = f"{rewrite.id} by itself: {reasons[0]}"
         self.kept = combination
         self.saved[rewrite.id] = _saved_us(timing)
         self.timings[rewrite.id] = timing
         self.rejected.pop(rewrite.id, None)
         if rival is not None:
+            self.undecided.pop(rival.id, None)
             self.saved[rewrite.id] += self.saved.pop(rival.id)
             self.timings.pop(rival.id)
             self.rejected[rival.id] = f"{rewrite.id} is faster in its place, {timing.speedup:.3f}x"
@@ -248,7 +281,8 @@ class _Search:
         before = list(self.kept)
         for rewrite in before:
             rest = _ids([other for other in self.kept if other is not rewrite])
-            if any(trial.label == rewrite.id and trial.against == rest for trial in self.trials):
+            raced = any(trial.label == rewrite.id and trial.against == rest for trial in self.trials)
+            if raced and rewrite.id not in self.undecided:
                 continue
             if self.lab.seconds_left() < 2.5 * max(self.longest_race_s, LEAST_RACE_S):
                 break
@@ -269,9 +303,12 @@ class _Search:
         numerics = self._prove(patch) if outcome is Outcome.IMPROVED else None
         outcome, reasons = (_unfit(numerics) if numerics is not None else None) or (outcome, reasons)
         self._record(f"without {rewrite.id}", rest, outcome, reasons, numerics, timing)
+        if outcome is Outcome.REGRESSED:
+            self.undecided.pop(rewrite.id, None)
         if outcome is not Outcome.IMPROVED:
             return
         self.kept = rest
+        self.undecided.pop(rewrite.id, None)
         self.saved.pop(rewrite.id)
         self.timings.pop(rewrite.id)
         self.rejected[rewrite.id] = f"the other rewrites are faster without it, {timing.speedup:.3f}x"
@@ -330,7 +367,7 @@ class _Search:
 
     def _final_timing(self, patch: Patch) -> Timing | None:
         """A new race, unless a single rewrite was tried and its own race is the same one; None when time is up."""
-        if len(self.tried) == 1:
+        if len(self.tried) == 1 and not self.undecided:
             return self.timings[self.kept[0].id]
         if self.lab.seconds_left() < LEAST_RACE_S:
             return None
@@ -373,6 +410,10 @@ class _Search:
             numerics=numerics,
             trials=tuple(self.trials),
         )
+
+    def undecided_of(self, verdict: Verdict) -> list[str]:
+        """What is in an improved patch without a verdict of its own, with what was measured of it."""
+        return [why for name, why in self.undecided.items() if name in verdict.kept]
 
     # ------------------------------------------------------------------------------------------------------ baselines
 

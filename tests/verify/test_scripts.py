@@ -99,6 +99,15 @@ def test_right_and_wrong_under_autocast(make_bench: MakeBench) -> None:
     assert any(reason.startswith("gradient of") for reason in wrong.reasons), wrong.reasons
 
 
+def test_the_same_bits_need_no_reference(make_bench: MakeBench) -> None:
+    """A model that makes other gradients of roundings, as deep ones in bfloat16 do, has no reference."""
+    line = "        h = h + self.mlp(h)\n"
+    bench = make_bench(edited((line, line + "        h = torch.sin(3e3 * h)\n")), "--bf16")
+    assert inconclusive(bench.prove((SCORES, FUSED)))
+    same = bench.prove(("shuffle=True", "shuffle=True, num_workers=1"), safety=Safety.EXACT)
+    assert same.ok, same.reasons
+
+
 def test_without_dropout(make_bench: MakeBench) -> None:
     """A rewrite must declare lower precision; the key bias of attention, zero in exact maths, is noise in every arm."""
     bench = make_bench(SCRIPT, "--dropout", "0")

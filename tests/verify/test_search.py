@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 import pytest
 from verify_bench import rewrite
 
-from advisor.model import Baseline, Numerics, Outcome, Patch, Rewrite, Safety, Timing, Verdict
+from advisor.model import Baseline, Numerics, Outcome, Patch, Rewrite, Safety, Span, Timing, Verdict
 from advisor.verify.numerics import NOT_REPRODUCIBLE
 from advisor.verify.search import OUT_OF_TIME, UNMEASURED, TrialFailed, search
 
@@ -33,7 +33,9 @@ class MockLab:
         reason: str = "gradient of w is off by 1",
         seconds: float = math.inf,
         race_s: float = 10.0,
+        few: Iterable[tuple[str, str]] = (),
     ) -> None:
+        self.few = set(few)  # races that end after four quads
         self.cost, self.wrong, self.crashes, self.reason = cost, set(wrong), set(crashes), reason
         self.left, self.race_s = seconds, race_s
         self.log: list[str] = []
@@ -56,7 +58,7 @@ class MockLab:
             speedup=ratio,
             interval=(ratio * 0.999, ratio * 1.001),
             confidence=0.95,
-            quads=8,
+            quads=4 if ("".join(sorted(before)), "".join(sorted(after))) in self.few else 8,
             noise=0.002,
             base_step_us=(old,) * 16,
             step_us=(new,) * 16,
@@ -175,6 +177,18 @@ def test_of_an_exclusive_group_the_fastest_is_kept() -> None:
     slower = hunt(MockLab(gains(a=300, b=100)), rewrite("a", group="g"), rewrite("b", group="g"))
     assert rules(slower) == ["a"]
     assert list(slower.rejected) == ["b@train.py:1"]
+
+
+def test_what_makes_the_same_edits_is_tried_once_and_said_of_all() -> None:
+    edits = ((Span(path="train.py", line=1, column=0, end_line=1, end_column=1), "x"),)
+    same = [dataclasses.replace(rewrite(rule, group="g"), edits=edits) for rule in ("a", "b")]
+    lab = MockLab(gains(a=300, b=300))
+    kept = hunt(lab, *same)
+    assert rules(kept) == ["a", "b"]
+    assert (kept.rejected, lab.log) == ({}, ["prove a", "race  > a"])
+    dropped = hunt(MockLab(gains(a=0, b=0)), *same)
+    assert not dropped.kept
+    assert dropped.rejected["a@train.py:1"] == dropped.rejected["b@train.py:1"]
 
 
 def test_prerequisites_must_be_kept() -> None:
@@ -316,3 +330,32 @@ def test_what_was_wrong_is_not_tried_again() -> None:
     assert [line for line in lab.log if line == "prove a"] == ["prove a"]
     assert not any("a" in line.split("> ")[-1].split("+") for line in lab.log if line.startswith("race"))
     assert rules(verdict) == ["c"]
+
+
+def test_a_clear_gain_in_too_few_quads_is_kept_until_the_whole_is_measured() -> None:
+    lab = MockLab(gains(a=700, b=100), few=[("", "a"), ("ab", "b")], seconds=60.0)
+    verdict = hunt(lab, rewrite("a"), rewrite("b"))
+    assert verdict.outcome is Outcome.IMPROVED
+    assert rules(verdict) == ["a", "b"]
+    races = [line for line in lab.log if line.startswith("race")]
+    assert races == ["race  > a", "race a > a+b", "race  > a+b", "race a+b > b"]
+    assert verdict.reasons[-1].startswith("a@train.py:1 by itself: 3.333x old/new")
+    assert verdict.reasons[-1].endswith("over 4 quads: a verdict needs 8 quads")
+
+
+def test_dropping_it_decides_about_a_gain_in_too_few_quads() -> None:
+    verdict = hunt(MockLab(gains(a=700, b=100), few=[("", "a")]), rewrite("a"), rewrite("b"))
+    assert rules(verdict) == ["a", "b"]
+    assert not any("by itself" in reason for reason in verdict.reasons)
+
+
+def test_a_small_gain_in_too_few_quads_is_not_kept() -> None:
+    verdict = hunt(MockLab(gains(a=15, b=100), few=[("", "a")]), rewrite("a"), rewrite("b"))
+    assert rules(verdict) == ["b"]
+    assert "a verdict needs 8 quads" in verdict.rejected["a@train.py:1"]
+
+
+def test_too_few_quads_of_the_whole_patch_promise_nothing() -> None:
+    verdict = hunt(MockLab(gains(a=700), few=[("", "a")]), rewrite("a"))
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+    assert verdict.kept == ()
