@@ -272,7 +272,7 @@ _HARMLESS = _words(
     heads embedding emb usage dropout dtype layer
     """
 )
-_ABOUT = _words("count len length size name names path file dir type types dim limit url env")
+_ABOUT = _words("count len length size name names path file dir type types dim limit url env py pyi ipynb")
 _TYPES = _words(
     """
     none null true false nil str string bytes int integer float bool boolean any object optional tensor array list dict

@@ -342,6 +342,11 @@ def test_values_under_a_secret_name_go_whatever_they_look_like() -> None:
     assert REDACTOR.value(Pair("abcdefgh", 2)) == Pair("<redacted>", 2)
 
 
+def test_the_checksum_of_a_file_is_no_secret_whatever_the_file_is_called() -> None:
+    value = {"train_token_mean.py": "d305f6920c845602618d7bf104531d33294889fe27cad4c7463f6cbd69e0da1d"}
+    assert REDACTOR.value(value) == value
+
+
 def test_mappings_of_other_kinds_and_colliding_keys() -> None:
     assert REDACTOR.value({"/home/a": 1, "/home/b": 2}) == {"~": 1, "~ (2)": 2}
     ordered = REDACTOR.value(OrderedDict(a="alice"))

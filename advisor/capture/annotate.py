@@ -8,6 +8,7 @@ nothing else.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import operator
@@ -25,6 +26,8 @@ from torch import fx
 from advisor import clock
 from advisor.capture.hooks import caller_span, portable
 
+CHECKPOINT = "tag_activation_checkpoint"  # the operator in a graph that runs a part of it again in the backward pass
+LEAST_TOKENS = 8  # of a row, from which on it is looked at for being a padded sequence
 MASK_LIMIT = 1 << 28  # elements; a larger value is not inspected
 FRAME = re.compile(r'^  File "(?P<path>.*)", line (?P<line>\d+), in (?P<function>.*)$')
 
@@ -290,6 +293,20 @@ class _Recorder(fx.Interpreter):
             self._described = None
         return result
 
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call it; a checkpoint may write to the buffers that it is passed.
+
+        Dynamo makes inputs of buffers that a function finds in its module. Of its inputs a checkpoint expects that
+        nobody writes to them, and BatchNorm counts its batches in one.
+        """
+        if getattr(target, "__name__", "") != CHECKPOINT:
+            return super().call_function(target, args, kwargs)
+        with contextlib.ExitStack() as stack:
+            for value in args:
+                if isinstance(value, torch.Tensor) and id(value) in self._state and not value.requires_grad:
+                    stack.enter_context(getattr(torch.autograd, "_unsafe_preserve_version_counter")(value))  # noqa: B009
+            return super().call_function(target, args, kwargs)
+
     def run_node(self, n: fx.Node) -> Any:
         if n.op in ("call_function", "call_method", "call_module"):
             with torch.profiler.record_function(f"advisor::{self._index}::{n.name}"):
@@ -305,15 +322,28 @@ class _Recorder(fx.Interpreter):
 
 
 def describe_value(value: torch.Tensor, facts: bool = True) -> dict[str, Any]:
-    """Shape, dtype, layout and origin of a value, and, with `facts`, what kind of mask its elements make it."""
+    """Shape, dtype, layout and origin of a value, and, with `facts`, what kind of mask its elements make it.
+
+    Nested tensors have no shape that is one of numbers. Elements are read of plain tensors only: sparse ones, those of
+    a subclass and those without data have no comparisons, or others.
+    """
+    plain = value.layout is torch.strided and not value.is_nested
+    readable = plain and type(value) in (torch.Tensor, torch.nn.Parameter) and value.device.type != "meta"
     return {
-        "shape": list(value.shape),
+        "shape": None if value.is_nested else list(value.shape),
         "dtype": str(value.dtype).removeprefix("torch."),
-        "stride": list(value.stride()) if value.layout is torch.strided else None,
+        "stride": list(value.stride()) if plain else None,
         "device": value.device.type,
         "requires_grad": value.requires_grad,
-        "facts": mask_facts(value) if facts else {},
+        "facts": _facts(value) if facts and readable else {},
     }
+
+
+def _facts(value: torch.Tensor) -> dict[str, str]:
+    try:
+        return mask_facts(value) | padding_facts(value)
+    except RuntimeError:  # values of a transform cannot be read
+        return {}
 
 
 def mask_facts(value: torch.Tensor) -> dict[str, str]:
@@ -340,6 +370,31 @@ def mask_facts(value: torch.Tensor) -> dict[str, str]:
     if lowest > -1e4 or float(dropped.min()) != lowest:
         return {}
     return _told("keep", kept) | {"fill": repr(lowest)}
+
+
+def padding_facts(value: torch.Tensor) -> dict[str, str]:
+    """How much of a batch of sequences (rows) is padding, where its elements, whole numbers, show that.
+
+    Of zeros and ones, "zeros" is their share where each row changes at most once, as a mask of real tokens does, and
+    "real" the one of them with which all rows begin, or end, if they do not do both: no sequence is all padding. Else
+    "padded" is the share of what stands at the ends of rows and repeats one element, `padding`, the same in all rows.
+    """
+    whole = value.dtype in (torch.bool, torch.int32, torch.int64)
+    if not whole or value.dim() != 2 or value.shape[1] < LEAST_TOKENS or not 1 < value.numel() <= MASK_LIMIT:
+        return {}
+    if value.dtype is torch.bool or bool(((value == 0) | (value == 1)).all()):
+        changes = (value[:, 1:] != value[:, :-1]).sum(dim=1)
+        if not bool(changes.any()) or int(changes.max()) != 1:
+            return {}
+        alike = [value[0, at] for at in (0, -1) if bool((value[:, at] == value[0, at]).all())]
+        real = {"real": str(int(alike[0]))} if len(alike) == 1 else {}
+        return {"zeros": f"{float((value == 0).double().mean()):.4f}"} | real
+    same = (value == value[:, -1:]).flip(1).long().cumprod(dim=1).sum(dim=1)  # length of the run that ends each row
+    runs = (same > 1) & (same < value.shape[1])
+    ends = value[runs, -1]
+    if ends.numel() == 0 or not bool((ends == ends[0]).all()):
+        return {}
+    return {"padded": f"{float(same[runs].sum()) / value.numel():.4f}", "padding": str(int(ends[0]))}
 
 
 def _told(name: str, kept: torch.Tensor) -> dict[str, str]:

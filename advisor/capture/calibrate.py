@@ -54,7 +54,7 @@ def _dtypes(cuda: bool, every: bool) -> list[tuple[str, torch.dtype, str | None]
 
 @contextmanager
 def _precision(wanted: str | None) -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
+    before = clock.matmul_precision()
     if wanted is not None:
         torch.set_float32_matmul_precision(wanted)
     try:

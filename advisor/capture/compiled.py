@@ -15,8 +15,9 @@ from typing import Any
 import torch
 import torch._dynamo
 
-from advisor.capture.hooks import is_our_file
+from advisor.capture.hooks import is_our_file, is_user_file
 
+DYNAMO = vars(torch._dynamo.utils)
 KEPT = 4096  # compilations that Dynamo is asked to remember; it drops the oldest
 REASONS = 20  # different reasons kept of one place
 LIMIT = re.compile(r"\b(recompile|cache|cache_size)_?\s?(size )?limit\b.*(exceed|reach)|limit exceeded", re.IGNORECASE)
@@ -46,6 +47,7 @@ class Compilations:
         self._seen_breaks = 0
         self._last: Any = None
         self._running = False
+        self._seconds = 0.0
         self._stretch = 0  # a number for each time of watching: Dynamo numbers its frames anew after a reset
         remember = getattr(torch._dynamo.utils, "set_compilation_metrics_limit", None)
         if remember is not None:
@@ -64,21 +66,33 @@ class Compilations:
         self.step(step)
         self._running = False
 
-    def step(self, step: int) -> None:
-        """Take what was compiled in a step."""
-        if not self._running:
-            return
+    def step(self, step: int) -> bool:
+        """Take what was compiled in a step; whether anything was."""
+        if not self._running or self.unchanged():
+            return False
         breaks, metrics = _breaks(), _metrics()
         if breaks is None or metrics is None:
             self.missing = "this version of torch does not tell where compiled frames break"
-            return
-        first = self._seen_breaks if self._seen_breaks <= len(breaks) else 0  # the script has reset Dynamo
-        for noted in breaks[first:]:
-            self._break(str(getattr(noted, "reason", "")), list(getattr(noted, "user_stack", ())))
-        self._seen_breaks = len(breaks)
-        for one in _behind(metrics, self._last):
-            self._compilation(one, step)
+            return False
+        if len(breaks) != self._seen_breaks:
+            first = self._seen_breaks if self._seen_breaks <= len(breaks) else 0  # the script has reset Dynamo
+            for noted in breaks[first:]:
+                self._break(str(getattr(noted, "reason", "")), list(getattr(noted, "user_stack", ())))
+            self._seen_breaks = len(breaks)
+        anything = bool(metrics) and metrics[-1] is not self._last
+        if anything:
+            for one in _behind(metrics, self._last):
+                self._seconds += _spent(one)
+                self._compilation(one, step)
         self._last = metrics[-1] if metrics else None
+        return anything
+
+    def unchanged(self) -> bool:
+        """Whether Dynamo has noted nothing since, told without a copy of all that it keeps."""
+        breaks, kept = DYNAMO.get("graph_break_reasons"), DYNAMO.get("_compilation_metrics")
+        if breaks is None or kept is None or len(breaks) != self._seen_breaks:
+            return False
+        return (kept[-1] if kept else None) is self._last
 
     def describe(self, steps: range) -> dict[str, Any]:
         """As probe.json holds it: breaks with their frames, and recompiled frames with their time per step."""
@@ -87,13 +101,15 @@ class Compilations:
             if key[1:] not in merged or found["count"] > merged[key[1:]]["count"]:
                 merged[key[1:]] = found
         return {
+            "seconds": self._seconds,
             "breaks": list(merged.values()),
             "recompiles": [_described(frame, steps) for frame in self._frames.values() if frame.reasons or frame.limit],
         }
 
     def _break(self, reason: str, stack: Iterable[Any], whole: bool = False) -> None:
-        frames = [place for place in map(_place, stack) if not is_our_file(place["path"])]
-        if not frames:
+        places = list(map(_place, stack))
+        frames = [place for place in places if not is_our_file(place["path"])]
+        if not frames or _in_ours(places):
             return
         innermost = frames[-1]
         key = (self._stretch, innermost["path"], innermost["line"], _first(reason))
@@ -155,13 +171,21 @@ def compile_facts(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str,
 
 
 def _breaks() -> list[Any] | None:
-    found = getattr(torch._dynamo.utils, "graph_break_reasons", None)
-    return list(found) if found is not None else None
+    found: list[Any] | None = getattr(torch._dynamo.utils, "graph_break_reasons", None)
+    return found
 
 
 def _metrics() -> list[Any] | None:
     read = getattr(torch._dynamo.utils, "get_compilation_metrics", None)
-    return list(read()) if read is not None else None
+    found: list[Any] | None = read() if read is not None else None
+    return found
+
+
+def _spent(metrics: Any) -> float:
+    """Seconds of one compilation; that of a backward pass, made when it first runs, is noted by itself."""
+    forward = getattr(metrics, "entire_frame_compile_time_s", None)
+    backward = getattr(metrics, "backward_cumulative_compile_time_us", None)
+    return float(forward) if forward is not None else float(backward or 0.0) / 1e6
 
 
 def _behind(metrics: list[Any], last: Any) -> list[Any]:
@@ -183,6 +207,13 @@ def _place(frame: Any) -> dict[str, Any]:
         "function": resumed["function"] if resumed else frame.name,
         "columns": columns if None not in columns else None,
     }
+
+
+def _in_ours(places: list[dict[str, Any]]) -> bool:
+    """Whether it is one of our hooks, or what that calls, that Dynamo could not go on with: an optimizer's step that
+    the script compiles holds them."""
+    paths = [str(place["path"]) for place in reversed(places)]
+    return next((is_our_file(path) for path in paths if is_our_file(path) or is_user_file(path)), False)
 
 
 def _first(reason: str) -> str:

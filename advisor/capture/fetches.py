@@ -35,9 +35,8 @@ class Fetches:
     def fetch(self, record: LoaderRecord, iterator: Any, advance: Callable[[], Any]) -> Any:
         """Fetch a batch; the first ones of a loader are looked at."""
         looks = self._seen.setdefault(id(record), _Looks(record))
-        if looks.count >= LOOKS:
-            return advance()
         looks.count += 1
+        record.looked_at = looks.count >= LOOKS
         record.fetched = record.fetched or caller_span()
         drawn, begun = vars(iterator).pop("_advisor_drawn", None), random_states()
         batch = looks.fetch(advance) if record.loader.num_workers == 0 else advance()

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +28,7 @@ from torch.optim.optimizer import (
 from torch.utils import data as torch_data
 from torch.utils.data import dataloader as loader_module
 
+from advisor import clock
 from advisor.session import SessionPlan
 
 PICKLE_LIMIT = 64 << 20  # bytes after which a dataset counts as picklable, so that a large one is not copied
@@ -39,10 +41,13 @@ LOADER_ARGUMENTS = (
     "drop_last",
     "timeout",
 )
-_HERE = ("/advisor/capture/", "/advisor/verify/")
+_NO_RANGE = nullcontext()
+_ABSENT = object()
+_HERE = ("/advisor/capture/", "/advisor/verify/", "/advisor/clock.py", "/advisor/session.py")
 _LIBRARY = ("site-packages", "dist-packages", "/lib/python3", "<frozen", "<string>")
 
 
+@functools.lru_cache(maxsize=4096)  # asked for every frame of the stack, several times in a step
 def is_user_file(path: str) -> bool:
     """Whether a source file is the user's own, not ours, an installed package or the standard library."""
     plain = path.replace("\\", "/")
@@ -78,6 +83,19 @@ def _portable_path(path: str, root: str) -> str:
     return inside if not inside.startswith("../") else f"outside/{os.path.basename(plain)}"
 
 
+def named_range(name: str) -> AbstractContextManager[Any]:
+    """A range in the trace of a profiler that runs; nothing otherwise, where even an empty range costs time."""
+    return torch.profiler.record_function(name) if torch._C._autograd._profiler_enabled() else _NO_RANGE
+
+
+def _cudnn_tf32() -> bool:
+    """`torch.backends.cudnn.allow_tf32`, which raises where convolutions and recurrent layers differ."""
+    try:
+        return bool(torch._C._get_cudnn_allow_tf32())
+    except RuntimeError:
+        return bool(getattr(torch.backends.cudnn, "conv").fp32_precision == "tf32")  # noqa: B009  (absent from old stubs)
+
+
 def caller_span() -> dict[str, Any] | None:
     """File, line and function of the innermost user frame on the stack, or None."""
     return next((user_span(frame) for frame in user_frames(sys._getframe(1))), None)
@@ -108,12 +126,38 @@ def _columns(frame: Any) -> list[int | None] | None:
     return None
 
 
+class Replacement:
+    """A function of `owner` in whose place another stands, until it is taken off, and again once it is put on.
+
+    What somebody else has set in the meantime stays.
+    """
+
+    def __init__(self, owner: Any, name: str, function: Callable[..., Any]) -> None:
+        self._owner, self._name, self._function = owner, name, function
+        self._original = vars(owner).get(name, _ABSENT)  # of a class also what it inherits is replaced
+        self.put_on()
+
+    def put_on(self) -> None:
+        """Call the replacement from now on."""
+        if vars(self._owner).get(self._name, _ABSENT) is self._original:
+            setattr(self._owner, self._name, self._function)
+
+    def take_off(self) -> None:
+        """Leave the owner as it was before."""
+        if vars(self._owner).get(self._name) is not self._function:
+            return
+        if self._original is _ABSENT:
+            delattr(self._owner, self._name)
+        else:
+            setattr(self._owner, self._name, self._original)
+
+
 @dataclass
 class LoaderRecord:
     """One DataLoader and the waits for its batches, in seconds, with the step each belonged to.
 
     `starts` are the waits for the first batch of every pass over it, `fetched` is where the loop asks for a batch, and
-    `facts` are what `Hooks.on_fetch` learns of the fetching.
+    `facts` are what `Hooks.on_fetch` learns of the fetching, until it says `looked_at`.
     """
 
     span: dict[str, Any] | None
@@ -123,6 +167,7 @@ class LoaderRecord:
     starts: list[tuple[int, float]] = field(default_factory=list)
     draws_global_rng: bool | None = None
     fetched: dict[str, Any] | None = None
+    looked_at: bool = False
     facts: dict[str, Any] = field(default_factory=dict)
 
 
@@ -148,8 +193,11 @@ class Hooks:
         self.on_call: Callable[[str], None] | None = None  # "backward" and "optimizer.step", as they are called
         self.on_fetch: Callable[[LoaderRecord, Any, Callable[[], Any]], Any] | None = None  # fetches through the last
         self.check_rng_at_step = 1
+        self.quiet = False  # see `rest`
         self.flags: dict[str, Any] = {}
         self._lead: Any = None
+        self._backward: Replacement | None = None
+        self._rested_at = 0
         self._depth = threading.local()
         self._module_call: Callable[..., Any] | None = None
 
@@ -165,6 +213,23 @@ class Hooks:
         register_optimizer_step_post_hook(self._on_optimizer_end)
         if self.plan.watch_modules:
             self.watch_modules()
+
+    def rest(self) -> None:
+        """Leave steps as untouched as can be: no profiler runs, the plan wants neither batches nor losses, and what
+        every step says alike is known. The ends of steps are still told, and the waits for a loader, which may come in
+        bursts, are still noted."""
+        self.quiet, self._rested_at = True, self.steps
+        if self._backward is not None:
+            self._backward.take_off()
+
+    def resume(self) -> None:
+        """Hook everything again; of the steps in between, backward passes count as in those before."""
+        if not self.quiet:
+            return
+        self.quiet = False
+        if self._backward is not None:
+            self._backward.put_on()
+        self.backwards += round((self.steps - self._rested_at) * self.backwards / max(self._rested_at, 1))
 
     def _hook_constructor(self, cls: type, record: Callable[[Any, tuple[Any, ...], dict[str, Any]], None]) -> None:
         original: Any = cls.__init__  # type: ignore[misc]
@@ -189,18 +254,24 @@ class Hooks:
 
         def iterate(loader: Any) -> Any:
             iterator = make_iterator(loader)
-            vars(iterator)["_advisor_loader"] = loader
-            if self.on_fetch is not None:
+            record = vars(iterator)["_advisor_record"] = self._record_of(loader)
+            if self.on_fetch is not None and record is not None and not record.looked_at:
                 vars(iterator)["_advisor_drawn"] = random_states()
             return iterator
 
         torch_data.DataLoader.__iter__ = iterate  # type: ignore[method-assign]
         base = loader_module._BaseDataLoaderIter
         advance = base.__next__
+        now = time.perf_counter
 
         def following(iterator: Any) -> Any:
-            record = self._record_of(getattr(iterator, "_advisor_loader", None))
-            if record is not None and self.on_fetch is not None:
+            if self.quiet and (known := iterator.__dict__.get("_advisor_known")) is not None:
+                begin = now()
+                batch = advance(iterator)
+                known.append((self.steps, now() - begin))
+                return batch
+            record = vars(iterator).get("_advisor_record")
+            if record is not None and self.on_fetch is not None and not record.looked_at:
                 return self.plan.batch(
                     self.on_fetch(record, iterator, lambda: self._advance(record, iterator, advance))
                 )
@@ -213,15 +284,17 @@ class Hooks:
         check = record is not None and record.draws_global_rng is None and self.steps == self.check_rng_at_step
         before = random_states() if check else None
         begin = time.perf_counter()
-        with torch.profiler.record_function("advisor::data"):
+        with named_range("advisor::data"):
             batch = advance(iterator)
         if record is not None:
             record.waits.append((self.steps, time.perf_counter() - begin))
-            if not vars(iterator).get("_advisor_begun"):
+            if "_advisor_begun" not in vars(iterator):
                 vars(iterator)["_advisor_begun"] = True
                 record.starts.append(record.waits[-1])
             if before is not None and record.loader.num_workers == 0:
                 record.draws_global_rng = before != random_states()
+            if record.looked_at:  # nothing but the wait is left to note
+                vars(iterator)["_advisor_known"] = record.waits
         return batch
 
     def _record_of(self, loader: Any) -> LoaderRecord | None:
@@ -232,23 +305,26 @@ class Hooks:
 
         @functools.wraps(original)
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
+            if self.quiet:  # who has kept this function calls it at rest, too
+                original(tensors, *args, **kwargs)
+                return
             first = tensors[0] if isinstance(tensors, (list, tuple)) else tensors
             self.plan.backward(first.detach())
             self.backwards += 1
             self._note_flags()
             if self.on_call is not None:
                 self.on_call("backward")
-            with torch.profiler.record_function("advisor::backward"):
+            with named_range("advisor::backward"):
                 original(tensors, *args, **kwargs)
 
-        torch.autograd.backward = backward
+        self._backward = Replacement(torch.autograd, "backward", backward)
 
     def _note_flags(self) -> None:
         """Global numerics settings, read once per step on the host."""
         self.flags = {
-            "matmul_precision": torch.get_float32_matmul_precision(),
-            "cudnn_benchmark": torch.backends.cudnn.benchmark,
-            "cudnn_tf32": torch.backends.cudnn.allow_tf32,
+            "matmul_precision": clock.matmul_precision(),
+            "cudnn_benchmark": torch._C._get_cudnn_benchmark(),
+            "cudnn_tf32": _cudnn_tf32(),
             "deterministic": torch.are_deterministic_algorithms_enabled(),
             "anomaly": torch.is_anomaly_enabled(),
         }
@@ -283,9 +359,11 @@ class Hooks:
 
     def _on_optimizer_begin(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
         """Gradients are ready now, or, where a closure computes them inside the step (Lightning), after the closure."""
+        if self.quiet:
+            return None
         if self.on_call is not None and not self._only_draws(optimizer):
             self.on_call("optimizer.step")
-        place = next((i for i, arg in enumerate(args) if i > 0 and callable(arg)), None)
+        place = next((i for i, arg in enumerate(args) if i > 0 and callable(arg)), None) if len(args) > 1 else None
         closure = args[place] if place is not None else kwargs.get("closure")
         if closure is None:
             if not self._only_draws(optimizer):
@@ -293,7 +371,7 @@ class Hooks:
             return None
 
         def recorded() -> Any:
-            with torch.profiler.record_function("advisor::closure"):
+            with named_range("advisor::closure"):
                 result = closure()
             self.plan.gradients_ready(optimizer)
             return result
@@ -304,7 +382,7 @@ class Hooks:
 
     def _on_optimizer_end(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         """A step ends when the optimizer that stepped first steps again; others belong to the same step."""
-        if self._only_draws(optimizer):
+        if not self.quiet and self._only_draws(optimizer):
             return
         if self._lead is None:
             self._lead = optimizer

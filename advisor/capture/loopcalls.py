@@ -8,7 +8,7 @@ call and passes it on; only Python's own clock is read.
 from __future__ import annotations
 
 import functools
-import itertools
+import os
 import sys
 import time
 import weakref
@@ -17,14 +17,23 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 
 from advisor.capture.compiled import compile_facts
-from advisor.capture.hooks import is_user_file, user_frames, user_span
+from advisor.capture.hooks import Replacement, is_user_file, user_span
 
 FRAMES = 12  # user frames kept of one call, the innermost
+ENTRY = os.path.join(
+    os.path.dirname(__file__), "child.py"
+)  # runs the script: no frame of the user's lies outside of it
 PLACES = 200  # places kept of one run
 WRAPPED = "torch.nn.parallel.DistributedDataParallel"
 REDUCES = "ddp.reduce"  # a backward pass of a DistributedDataParallel that reduces gradients
+CHECKPOINT = "torch.utils.checkpoint.checkpoint"  # called by the user's code
+LIBRARY_CHECKPOINT = "library.checkpoint"  # called by a library that the user's code calls
+CHECKPOINTING = ("torch.utils.checkpoint", "torch._compile", "torch._dynamo")  # modules between it and who calls it
+# Called by every step: seen in a few, known for all.
+EVERY_STEP = ("backward", "optimizer.step", "zero_grad", REDUCES, CHECKPOINT, LIBRARY_CHECKPOINT)
 EVALUATION = "evaluation"  # from `eval()` to `train()`
 Note = Callable[[tuple[Any, ...], Mapping[str, Any]], dict[str, Any]]
 
@@ -58,7 +67,12 @@ class LoopCalls:
     def __init__(self, step: Callable[[], int]) -> None:
         self._step = step
         self._found: dict[tuple[Any, ...], Called] = {}
+        self._codes: list[Any] = []  # kept, so that no other gets the identity of one in `_found`
         self._depth = 0
+        self._rest_from: int | None = None
+        self._resting = False
+        self._resters: list[Replacement] = []  # of what every step calls
+        self._differentiation: Replacement | None = None  # on while something evaluates
         self._evaluating: dict[int, tuple[Called, float]] = {}  # by module: where eval() was called, and when
         self._parallel: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
 
@@ -76,13 +90,26 @@ class LoopCalls:
         self._watch(torch, "use_deterministic_algorithms", "use_deterministic_algorithms", _deterministic)
         self._watch_evaluations()
         self._watch_differentiation()
+        self._watch_checkpoints()
         if torch.distributed.is_available():
             self._watch(torch.nn.parallel.DistributedDataParallel, "__init__", WRAPPED, self._wrapped, anywhere=True)
+
+    def rest(self) -> None:
+        """Note no longer what every step calls: the steps that follow run torch's own functions."""
+        self._rest_from, self._resting = self._step(), True
+        for replacement in self._resters:
+            replacement.take_off()
+
+    def resume(self) -> None:
+        """Note everything again."""
+        self._resting = False
+        for replacement in self._resters:
+            replacement.put_on()
 
     def on_call(self, name: str) -> None:
         """A backward pass or an optimizer step begins; a backward pass that reduces gradients is noted as such too."""
         self.note(name, depth=2)
-        if name != "backward":
+        if name != "backward" or not self._parallel:
             return
         for wrapped in list(self._parallel):
             # Set by the last forward pass, which alone decides: `no_sync` around a backward pass does nothing.
@@ -93,15 +120,26 @@ class LoopCalls:
         self, name: str, facts: Mapping[str, Any] | None = None, spent: float = 0.0, depth: int = 1
     ) -> Called | None:
         """Note a call that a hook has seen, made by the innermost user frame above the caller."""
-        frames = list(itertools.islice(user_frames(sys._getframe(depth)), FRAMES))[::-1]  # outermost first
+        frames: list[Any] = []  # innermost first
+        place: list[Any] = [name]
+        frame: Any = sys._getframe(depth)
+        while frame is not None and len(frames) < FRAMES:
+            code = frame.f_code
+            if is_user_file(code.co_filename):
+                frames.append(frame)
+                place += (id(code), frame.f_lasti)  # the hash of a code object itself is slow
+            elif code.co_filename == ENTRY:
+                break
+            frame = frame.f_back
         if not frames:
             return None
-        key = (name, *((frame.f_code, frame.f_lasti) for frame in frames))
+        key = tuple(place)
         called = self._found.get(key)
         if called is None:
             if len(self._found) >= PLACES:
                 return None
-            called = self._found[key] = Called(name, [user_span(frame) for frame in frames], dict(facts or {}))
+            self._codes += [frame.f_code for frame in frames]
+            called = self._found[key] = Called(name, [user_span(frame) for frame in frames[::-1]], dict(facts or {}))
         step = self._step()
         number, total = called.steps.get(step, (0, 0.0))
         called.steps[step] = (number + 1, total + spent)
@@ -113,16 +151,21 @@ class LoopCalls:
         for called in self._found.values():
             if called.name == REDUCES:
                 called.facts["changed_buffers"] = changed
-        return [called.describe(steps) for called in self._found.values()]
+        end = self._rest_from
+        noted = range(steps.start, end) if end is not None and end in steps else steps
+        return [called.describe(noted if called.name in EVERY_STEP else steps) for called in self._found.values()]
 
     def _watch(
         self, owner: Any, attribute: str, name: str, facts: Note | None = None, *, anywhere: bool = False
     ) -> None:
         """Replace a function; calls of it by libraries count only with `anywhere`."""
         original = getattr(owner, attribute)
+        rests = name in EVERY_STEP
 
         @functools.wraps(original)
         def watched(*args: Any, **kwargs: Any) -> Any:
+            if self._resting and rests:
+                return original(*args, **kwargs)
             caller = sys._getframe(1)
             if self._depth or _is_ours(caller) or not (anywhere or is_user_file(caller.f_code.co_filename)):
                 return original(*args, **kwargs)
@@ -135,7 +178,9 @@ class LoopCalls:
                 spent = time.perf_counter() - begin
                 self.note(name, facts(args, kwargs) if facts is not None else None, spent, depth=2)
 
-        setattr(owner, attribute, watched)
+        replacement = Replacement(owner, attribute, watched)
+        if rests:
+            self._resters.append(replacement)
 
     def _watch_evaluations(self) -> None:
         """Note where the user's code calls `eval()` and the time until the same module's `train()`."""
@@ -166,15 +211,47 @@ class LoopCalls:
                 called.facts["differentiated"] = True
             return original(*args, **kwargs)
 
-        setattr(torch.autograd, "_engine_run_backward", run)  # noqa: B010  (private: absent from the stubs)
+        self._differentiation = Replacement(torch.autograd, "_engine_run_backward", run)
+        self._differentiation.take_off()
+
+    def _watch_checkpoints(self) -> None:
+        """Note what is called through `checkpoint`: below it, because Dynamo knows that function by its identity."""
+        functions = torch.utils.checkpoint
+        inner = "_checkpoint_without_reentrant_generator"
+        if hasattr(functions, inner):
+            self._watch_checkpoint(functions, inner, _plain_checkpoint)
+        self._watch_checkpoint(functions.CheckpointFunction, "apply", _reentrant_checkpoint)
+
+    def _watch_checkpoint(self, owner: Any, attribute: str, facts: Note) -> None:
+        original = getattr(owner, attribute)
+
+        @functools.wraps(original)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            if self._resting:
+                return original(*args, **kwargs)
+            name = _checkpointing(sys._getframe(1)) if torch.is_grad_enabled() else None
+            found = facts(args, kwargs)
+            called = self.note(name, found, depth=2) if name is not None else None
+            if called is not None:
+                called.facts |= {fact: called.facts[fact] or value for fact, value in found.items()}
+            result = original(*args, **kwargs)
+            if called is not None and found["reentrant"] and _holds_more(result):
+                called.facts["cut_off"] = True
+            return result
+
+        self._resters.append(Replacement(owner, attribute, watched))
 
     def _turned(self, module: Any, mode: bool) -> None:
         if not mode:
             called = self.note(EVALUATION, _modes(), depth=3)
             if called is not None:
                 self._evaluating.setdefault(id(module), (called, time.perf_counter()))
+                if self._differentiation is not None:
+                    self._differentiation.put_on()
         elif id(module) in self._evaluating:
             called, begin = self._evaluating.pop(id(module))
+            if not self._evaluating and self._differentiation is not None:
+                self._differentiation.take_off()
             number, total = called.steps.get(self._step(), (0, 0.0))
             called.steps[self._step()] = (number, total + time.perf_counter() - begin)
 
@@ -184,6 +261,39 @@ class LoopCalls:
             return {}
         self._parallel[args[0]] = {name: _checksum(buffer) for name, buffer in args[0].module.named_buffers()}
         return _parallel_facts(args[0])
+
+
+def _checkpointing(frame: Any) -> str | None:
+    """As what a call of `checkpoint` is noted that stands above a frame; None where Dynamo's graph makes it."""
+    while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).startswith(CHECKPOINTING):
+        frame = frame.f_back
+    if is_user_file(frame.f_code.co_filename):
+        return CHECKPOINT
+    return None if str(frame.f_globals.get("__name__", "")).startswith("torch._") else LIBRARY_CHECKPOINT
+
+
+def _plain_checkpoint(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a checkpoint that is not reentrant: function, preserve_rng_state, context_fn, ..."""
+    context = args[2] if len(args) > 2 else kwargs.get("context_fn")
+    plain = context is None or context is torch.utils.checkpoint.noop_context_fn
+    return {"reentrant": False, "selective": not plain, "draws_anew": not _preserves(args, kwargs), "cut_off": False}
+
+
+def _reentrant_checkpoint(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a reentrant checkpoint: function, preserve_rng_state, arguments. Without one that needs a gradient, nothing
+    inside gets any, and neither do tensors in a list or dictionary that it returns."""
+    needed = any(isinstance(value, torch.Tensor) and value.requires_grad for value in args[2:])
+    return {"reentrant": True, "selective": False, "draws_anew": not _preserves(args, kwargs), "cut_off": not needed}
+
+
+def _holds_more(result: Any) -> bool:
+    """Whether a result has tensors where a reentrant checkpoint passes no gradient: below its top level."""
+    parts = result if isinstance(result, tuple) else (result,)
+    return any(isinstance(part, (list, dict, tuple)) for part in parts)
+
+
+def _preserves(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    return bool(args[1] if len(args) > 1 else kwargs.get("preserve_rng_state", True))
 
 
 def _modes() -> dict[str, Any]:

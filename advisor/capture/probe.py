@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 import shutil
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +22,10 @@ from advisor.capture.hooks import LoaderRecord, outermost_tensors, portable
 from advisor.capture.loopcalls import LoopCalls
 from advisor.session import SessionPlan
 
-KERNEL_PACKAGES = ("flash_attn", "liger_kernel", "triton")  # distributions whose kernels rules can offer
+KERNEL_PACKAGES = ("flash_attn", "liger_kernel", "torchao", "triton")  # distributions whose kernels rules can offer
+NOTED_STEPS = 2  # timed ones in which the calls of every step are noted; the median step is to be another
+EVENTS = 256  # at most: made before the timed steps
+POSTPONED = 3  # steps at most in which the script compiles and which are not timed; one that always does is
 BRIEF_STEPS = 2  # under annotation: one that describes, one under the profiler
 
 
@@ -43,13 +48,17 @@ class CapturePlan(SessionPlan):
         self.profiled = 0 if self.brief else int(options["profile_steps"])
         first = self.warmup + BRIEF_STEPS if self.brief else self.warmup
         self.timed = range(first, first + steps)
+        self.postponed = 0
+        self.resting = False
         self.marks: list[Any] = []
+        self.mark = clock.mark
         self.stand_in: list[Any] = []  # marks around the annotated step, for when no step is timed
         self.losses: list[Any] = []
         self.roots: list[Any] = []
         self.root_calls: list[dict[str, Any]] = []
         self.profiler: Any = None
         self.annotation: Any = None
+        self.allocator: dict[str, int] = {}  # its counts before the timed steps
         self.written: dict[str, Any] = {"missing": {}}
         self.compiled = Compilations()
         if self.brief:
@@ -82,11 +91,15 @@ class CapturePlan(SessionPlan):
             self.losses.append(loss)
 
     def step_end(self, step: int) -> None:
+        if self.resting and step < self.timed[-1] and self.compiled.unchanged():
+            self.marks.append(self.mark())
+            return
+        if self.compiled.step(step) and step in self.timed and self._postpone(step):
+            return
         if self.brief:
             self._brief_step_end(step)
             return
         hooks = self.session.hooks
-        self.compiled.step(step)
         if step == 0:
             self.compiled.pause(step)
             hooks.watch_modules()
@@ -94,11 +107,19 @@ class CapturePlan(SessionPlan):
             hooks.unwatch_modules()
             self.compiled.resume()
         last_timed = self.timed[-1]
+        if step == self.timed[0] - 1:
+            self.allocator = clock.allocator()
+            self.mark = clock.marker(min(len(self.timed) + 1, EVENTS))
         if step >= self.timed[0] - 1 and step <= last_timed:
-            self.marks.append(clock.mark())
+            self.marks.append(self.mark())
         if step == self.timed[0] - 1:
             self.session.progress(event="phase", name="timing")
+        if step == self.timed[0] + NOTED_STEPS - 1 and len(self.timed) > 2 * NOTED_STEPS:
+            self._rest(True)
         if step == last_timed:
+            self._rest(False)
+            now = clock.allocator()
+            self.written["allocator"] = {name: now.get(name, count) - count for name, count in self.allocator.items()}
             clock.synchronize()
             self.written["peak_bytes"] = clock.peak_bytes()
             self._start_profiler()
@@ -107,8 +128,26 @@ class CapturePlan(SessionPlan):
         elif self.annotation is not None and self._advance_annotation():
             self.session.stop()
 
+    def _postpone(self, step: int) -> bool:
+        """Time later steps where the script has compiled in this one: no step of a training that goes on."""
+        if self.postponed == POSTPONED:
+            return False
+        self.postponed += 1
+        self._rest(False)
+        self.timed = range(step + 1, step + 1 + len(self.timed))
+        self.marks = [clock.mark()]
+        return True
+
+    def _rest(self, rests: bool) -> None:
+        """Leave steps untouched but for their marks, or take the hooks up again."""
+        self.resting = rests
+        for hooks in (self.session.hooks, self.calls):
+            if rests:
+                hooks.rest()
+            else:
+                hooks.resume()
+
     def _brief_step_end(self, step: int) -> None:
-        self.compiled.step(step)
         if step == 0:
             self.session.hooks.unwatch_modules()
             self.compiled.resume()
@@ -147,6 +186,7 @@ class CapturePlan(SessionPlan):
     def finish(self) -> None:
         """Write probe.json; called when the script has ended or was stopped."""
         hooks = self.session.hooks
+        self._rest(False)
         self.compiled.pause(hooks.steps)
         if self.compiled.missing is not None:
             self.written["missing"]["breaks"] = self.compiled.missing
@@ -166,7 +206,7 @@ class CapturePlan(SessionPlan):
             "root_calls": self.root_calls,
             "calls": self._describe_calls(),
             "compiled": self.compiled.describe(self.timed),
-            "flags": hooks.flags,
+            "flags": hooks.flags | _host_memory() | _allocator_settings(),
             "device": _describe_device(),
             "software": _describe_software(),
         }
@@ -253,7 +293,7 @@ def _describe_call(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         "module": f"{type(module).__module__}.{type(module).__qualname__}",
         "training": module.training,
         "inputs": [
-            {"shape": list(t.shape), "dtype": str(t.dtype).removeprefix("torch.")}
+            {"shape": [t.size(0)] if t.is_nested else list(t.shape), "dtype": str(t.dtype).removeprefix("torch.")}
             for t in outermost_tensors([args, kwargs])
         ],
     }
@@ -274,6 +314,26 @@ def _version(name: str) -> str | None:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def _host_memory() -> dict[str, Any]:
+    """The memory of the machine, or of the control group that this process may use; nothing where that is not told."""
+    try:
+        found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    except (AttributeError, OSError, ValueError):
+        return {}
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):
+        limit = Path("/sys/fs/cgroup", name)
+        text = limit.read_text(encoding="ascii").strip() if limit.is_file() else ""
+        found += [int(text)] if text.isdecimal() else []
+    return {"host_memory_bytes": min(found)}
+
+
+def _allocator_settings() -> dict[str, str]:
+    """What the environment tells the allocator of the device."""
+    settings = [os.environ.get(name) for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")]
+    told = [text for text in settings if text]
+    return {"allocator_settings": ",".join(told)} if told else {}
 
 
 def _describe_device() -> dict[str, Any]:

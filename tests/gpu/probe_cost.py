@@ -1,0 +1,126 @@
+"""What the hooks of a capture cost a training step while no profiler runs, as JSON on standard output.
+
+`python tests/gpu/probe_cost.py [--seconds 10] [--device cuda]` trains two small models in short blocks, with the hooks
+and without them in turn, and prints for each the ratio of step times with an interval of 95 %, the host's own time that
+the hooks add, and how often N steps wait for the device or copy from it, as a Kineto trace counts them with the hooks
+and without. It takes under a minute.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import math
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from probed import WORKLOADS, Hooked, Training
+
+BLOCK_S = 0.04  # a stretch of steps with or without the hooks
+TRACED = 20  # steps under the profiler, to count waits
+WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy", "aten::item",
+         "aten::_local_scalar_dense", "aten::is_nonzero")  # fmt: skip
+
+
+def synchronize(training: Training) -> None:
+    if training.device == "cuda":
+        torch.cuda.synchronize()
+
+
+def block(training: Training, count: int) -> tuple[float, float]:
+    """Seconds of `count` steps: on the clock, and of this process on its cores."""
+    synchronize(training)
+    begin, spent = time.perf_counter(), time.process_time()
+    training.steps(count)
+    synchronize(training)
+    return time.perf_counter() - begin, time.process_time() - spent
+
+
+def compare(hooked: Hooked, training: Training, seconds: float) -> dict[str, Any]:
+    """Blocks in turn, the order of a pair alternating; ratios within pairs."""
+    training.steps(30)
+    with hooked.without():
+        training.steps(30)
+        whole, _ = block(training, 30)
+    count = max(1, round(BLOCK_S / (whole / 30)))
+    pairs: list[tuple[float, float, float, float]] = []
+    gc.collect()
+    gc.freeze()
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end or len(pairs) < 8:
+        hooked.make_events(count)
+        if len(pairs) % 2:
+            on = block(training, count)
+        with hooked.without():
+            off = block(training, count)
+        if not len(pairs) % 2:
+            on = block(training, count)
+        pairs.append((*on, *off))
+    ratios = [on / off for on, _, off, _ in pairs]
+    added = sorted((on - off) / count * 1e6 for _, on, _, off in pairs)
+    low, high = interval(ratios)
+    return {
+        "step_ms": statistics.median(off for _, _, off, _ in pairs) / count * 1e3,
+        "ratio": statistics.median(ratios),
+        "low": low,
+        "high": high,
+        "added_process_us": statistics.median(added),
+        "pairs": len(pairs),
+        "steps_per_block": count,
+    }
+
+
+def interval(values: list[float]) -> tuple[float, float]:
+    """The interval of 95 % of a median, by order statistics."""
+    ranked, count = sorted(values), len(values)
+    reach = round(0.98 * math.sqrt(count))
+    middle = count // 2
+    return ranked[max(0, middle - reach)], ranked[min(count - 1, middle + reach)]
+
+
+def waits(training: Training) -> dict[str, int]:
+    """How often some steps wait for the device or copy from it."""
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if training.device == "cuda" else [])]
+    synchronize(training)
+    with profile(activities=activities) as profiler:
+        training.steps(TRACED)
+    with tempfile.TemporaryDirectory() as folder:
+        profiler.export_chrome_trace(f"{folder}/trace.json")
+        events = json.loads(Path(folder, "trace.json").read_text(encoding="utf-8"))["traceEvents"]
+    names = Counter(str(event.get("name")) for event in events if event.get("ph") == "X")
+    return {name: n for name, n in sorted(names.items()) if name in WAITS or name.startswith("Memcpy DtoH")}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=10.0, help="time per model")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    given = parser.parse_args()
+    found: dict[str, Any] = {
+        "device": torch.cuda.get_device_name() if given.device == "cuda" else "cpu",
+        "torch": torch.__version__,
+    }
+    for name, make in WORKLOADS.items():
+        hooked = Hooked()
+        training = make(given.device)
+        found[name] = compare(hooked, training, given.seconds)
+        on = waits(training)
+        with hooked.without():
+            off = waits(training)
+        found[name]["waits"] = {"steps": TRACED, "hooks": on, "plain": off}
+        hooked.close()
+    print(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()
