@@ -8,12 +8,14 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from advisor import roofline
-from advisor.devicereads import read_times
+from advisor.casttimes import cast_times
+from advisor.devicereads import move_times, read_times
 from advisor.model import NodeCost, OptimizerUse, Profile, Step, Utilisation
 from advisor.operators.families import ARITHMETIC, may_multiply
 from advisor.roofline import Machine
 
 COVERAGE = 0.95  # share of device activities whose launch must be recorded
+GUARDS = "TorchDynamo Cache Lookup"  # the range in which compiled code is chosen
 DEFINITION = (
     "model FLOPs per step (matrix products, convolutions and attention by their recorded shapes, attention backward as"
     " twice its forward, recomputation not counted, causal attention not halved) / ({time} x {peak})"
@@ -27,15 +29,21 @@ class Measured(roofline.OptimizerTimes, Protocol):
     def steps(self) -> tuple[Step, ...]: ...
     @property
     def busy(self) -> float | None: ...
+    @property
+    def optimizer_idle_us(self) -> Mapping[str, float]: ...
 
 
 class Recorded(roofline.Recorded, Protocol):
     """What this stage needs of a trace besides what floors and regions do."""
 
     @property
+    def ranges(self) -> Sequence[tuple[str, float, float, int]]: ...  # name, start, duration, thread
+    @property
     def launches(self) -> Mapping[int, tuple[float, int]]: ...  # correlation -> start, thread
     @property
     def timeline(self) -> Measured: ...
+    @property
+    def memory_calls(self) -> Mapping[str, tuple[float, float]]: ...  # name -> calls and the host's time per step
     @property
     def defects(self) -> Mapping[str, int]: ...
 
@@ -46,14 +54,15 @@ def analyze(
     *,
     reference_peak: tuple[float, str] | None,
     operator_cost: Sequence[int] = (),
+    operator_node: Sequence[tuple[int, int] | None] = (),
     executions: Sequence[int] = (),
 ) -> Profile:
     """Fill in steps, phases, utilisation, roofline floors and regions of a profile that holds what was recorded.
 
     `profile` brings hardware, un-profiled step times, graphs, costs, optimizers and facts; `operator_cost` and
-    `executions` come with its costs (operator row -> place in `costs`; runs of each node per step). `reference_peak` is
-    the one peak that headline MFU divides by, in FLOP/s, and where it comes from. A trace that is not fit for use
-    leaves no phases, no costs and `missing["trace"]`.
+    `executions` come with its costs (operator row -> place in `costs`; runs of each node per step), `operator_node`
+    gives the node of each operator row. `reference_peak` is the one peak that headline MFU divides by, in FLOP/s, and
+    where it comes from. A trace that is not fit for use leaves no phases, no costs and `missing["trace"]`.
     """
     profile = replace(profile, operators=trace.operators, kernels=trace.kernels)
     problem = insufficient(trace, profile.hardware.kind)
@@ -66,9 +75,21 @@ def analyze(
     costs, operations = roofline.node_floors(profile, trace, machine, operator_cost, executions)
     profile = replace(profile, costs=costs)
     regions, cuts = roofline.regions(profile, trace, machine, pace, operations, executions)
-    reads = read_times(trace.kernels, trace.operators, costs, operator_cost, len(trace.steps))
-    facts = {**profile.facts, "reads_us": reads, "notes": (*notes, *cuts)}
+    recorded = trace.kernels, trace.operators, costs, operator_cost, len(trace.steps)
+    copies = {
+        "reads_us": read_times(*recorded),
+        "moves_us": move_times(trace.kernels, trace.operators, operator_node, len(trace.steps)),
+        "casts_us": cast_times(*recorded),
+        "memory_calls": trace.memory_calls,
+    }
+    facts = {**profile.facts, **copies, **_guards(trace, pace), "notes": (*notes, *cuts)}
     return replace(profile, regions=regions, facts=facts)
+
+
+def _guards(trace: Recorded, pace: float) -> dict[str, float]:
+    """The host's time per step in which compiled code is chosen by its guards; nothing where no code is compiled."""
+    found = [duration for name, _, duration, _ in trace.ranges if name == GUARDS]
+    return {"guards_us": sum(found) / max(1, len(trace.steps)) * min(pace, 1.0)} if found else {}
 
 
 def _pace(trace: Recorded, wall_us: float | None) -> tuple[float, list[str]]:
@@ -95,19 +116,35 @@ def _with_times(profile: Profile, trace: Recorded, pace: float) -> Profile:
         profile,
         steps=tuple(replace(step, tokens=profile.tokens_per_step) for step in trace.timeline.steps),
         costs=tuple(_scaled(cost, pace) for cost in profile.costs),
-        optimizers=_timed(profile.optimizers, trace.timeline.optimizer_us, pace),
+        optimizers=_timed(profile.optimizers, trace.timeline, pace, _idle_pace(trace, profile.median_step_us())),
     )
+
+
+def _idle_pace(trace: Recorded, wall_us: float | None) -> float:
+    """The factor from idle time of the device under the profiler to that without it, at most 1.
+
+    The profiler slows the host and not the kernels: what a step without it takes less is idle time.
+    """
+    durations = [step.duration_us for step in trace.timeline.steps]
+    profiled = sum(durations) / len(durations) if durations else 0.0
+    idle = (1.0 - (trace.timeline.busy or 0.0)) * profiled
+    if wall_us is None or idle <= 0.0:
+        return 1.0
+    return min(1.0, max(0.0, wall_us - (profiled - idle)) / idle)
 
 
 def _scaled(cost: NodeCost, pace: float) -> NodeCost:
     return replace(cost, forward_us=cost.forward_us * pace, backward_us=cost.backward_us * pace)
 
 
-def _timed(uses: Sequence[OptimizerUse], times: Mapping[str, float], pace: float) -> tuple[OptimizerUse, ...]:
+def _timed(uses: Sequence[OptimizerUse], measured: Measured, pace: float, idle_pace: float) -> tuple[OptimizerUse, ...]:
     """Optimizers with their time per step; two of one class cannot be told apart and stay without."""
     kinds = [use.kind.rpartition(".")[2] for use in uses]
+    times, idle = measured.optimizer_us, measured.optimizer_idle_us
     return tuple(
-        replace(use, step_us=times[kind] * pace) if kind in times and kinds.count(kind) == 1 else use
+        replace(use, step_us=times[kind] * pace, idle_us=idle.get(kind, 0.0) * idle_pace)
+        if kind in times and kinds.count(kind) == 1
+        else use
         for use, kind in zip(uses, kinds, strict=True)
     )
 

@@ -48,15 +48,16 @@ class Correlation:
     """Where the time of the profiled steps belongs.
 
     `costs` has one entry per node that owns time, in graph order. `operator_cost` gives, for each operator row, its
-    place in `costs` or -1; `executions` says how often a step runs each of the nodes. `shares_us` sums the time per
-    step by how it was linked: forward, backward, other (after the backward pass, such as clipping: what is linked of
-    it), optimizer, unlinked. `linked_share` is all but the last over all of it, None when nothing was recorded.
-    `missing` says why links are absent.
+    place in `costs` or -1, `operator_node` its node (graph, node), also one that owns no time; `executions` says how
+    often a step runs each of the nodes. `shares_us` sums the time per step by how it was linked: forward, backward,
+    other (after the backward pass, such as clipping: what is linked of it), optimizer, unlinked. `linked_share` is all
+    but the last over all of it, None when nothing was recorded. `missing` says why links are absent.
     """
 
     costs: tuple[NodeCost, ...]
     linked_share: float | None
     operator_cost: tuple[int, ...]
+    operator_node: tuple[tuple[int, int] | None, ...]
     executions: tuple[int, ...]
     shares_us: Mapping[str, float]
     missing: Mapping[str, str] = field(default_factory=dict)
@@ -96,6 +97,7 @@ def correlate(trace: Recorded, annotated: Recorded, graphs: Sequence[Graph]) -> 
         costs=tuple(costs[key] for key in order),
         linked_share=1 - shares["unlinked"] / total if total > 0 else None,
         operator_cost=tuple(order.get(operators[row].node, -1) if row in operators else -1 for row in trace.outermost),
+        operator_node=tuple(operators[row].node if row in operators else None for row in trace.outermost),
         executions=tuple(nested.executions.get(key, 1) for key in order),
         shares_us=shares,
         missing=_missing(graphs, nested, operators),

@@ -10,6 +10,7 @@ import numpy as np
 from advisor.model import UNLINKED_READS, Kernels, NodeCost, Operators
 
 TO_HOST = re.compile(r"DtoH|DeviceToHost", re.IGNORECASE)
+TO_DEVICE = re.compile(r"HtoD|HostToDevice", re.IGNORECASE)
 
 
 def read_times(
@@ -21,27 +22,48 @@ def read_times(
     After a read the device has nothing queued. What it is idle until the next read, or as long as the host waited if
     that is less, is what reading later could save.
     """
+    nodes = [(costs[cost].graph, costs[cost].node) if cost >= 0 else UNLINKED_READS for cost in operator_cost]
+    found = _copies(kernels, operators, nodes, steps, TO_HOST)
+    return {node: (waited, felt) for node, (waited, felt, _) in found.items()}
+
+
+def move_times(
+    kernels: Kernels, operators: Operators, operator_node: Sequence[tuple[int, int] | None], steps: int
+) -> Mapping[tuple[int, int], tuple[float, float, float]]:
+    """Per node that copies from the host to the device: the host's time in it, what of that the device feels, and the
+    device's time, in microseconds per step. A copy that the host waits for leaves nothing queued, as a read does."""
+    nodes = [node if node is not None else UNLINKED_READS for node in operator_node]
+    return _copies(kernels, operators, nodes, steps, TO_DEVICE)
+
+
+def _copies(
+    kernels: Kernels,
+    operators: Operators,
+    nodes: Sequence[tuple[int, int]],
+    steps: int,
+    direction: re.Pattern[str],
+) -> dict[tuple[int, int], tuple[float, float, float]]:
     order = np.argsort(np.array(kernels.start_us), kind="stable").tolist()
-    copies = [place for place, row in enumerate(order) if _reads(kernels, row)]
+    copies = [place for place, row in enumerate(order) if _copies_so(kernels, row, direction)]
     if not copies or not steps:
         return {}
     start = np.array([kernels.start_us[row] for row in order])
     reached = np.maximum.accumulate(start + np.array([kernels.duration_us[row] for row in order]))
     idle = np.concatenate(([0.0], np.cumsum(np.maximum(0.0, start[1:] - reached[:-1]))))  # before each activity
-    found: dict[tuple[int, int], tuple[float, float]] = {}
+    found: dict[tuple[int, int], tuple[float, float, float]] = {}
     for place, until in zip(copies, [*copies[1:], len(order) - 1], strict=True):
         row = kernels.operator[order[place]]
         if kernels.step[order[place]] < 0:
             continue
-        cost = operator_cost[row] if row < len(operator_cost) else -1
-        node = (costs[cost].graph, costs[cost].node) if cost >= 0 else UNLINKED_READS
-        waited, felt = found.get(node, (0.0, 0.0))
+        node = nodes[row] if row < len(nodes) else UNLINKED_READS
+        waited, felt, copied = found.get(node, (0.0, 0.0, 0.0))
         host_us = operators.duration_us[row]
         after = float(idle[until] - idle[place])
-        found[node] = (waited + host_us / steps, felt + min(host_us, after) / steps)
+        copied += kernels.duration_us[order[place]] / steps
+        found[node] = (waited + host_us / steps, felt + min(host_us, after) / steps, copied)
     return dict(sorted(found.items()))
 
 
-def _reads(kernels: Kernels, row: int) -> bool:
-    copied = kernels.category[row] == "memcpy" and TO_HOST.search(kernels.name[row]) is not None
-    return copied and kernels.operator[row] >= 0
+def _copies_so(kernels: Kernels, row: int, direction: re.Pattern[str]) -> bool:
+    named = kernels.category[row] == "memcpy" and direction.search(kernels.name[row]) is not None
+    return named and kernels.operator[row] >= 0

@@ -187,7 +187,7 @@ class Site:
 class GraphRule(Rule):
     """A rule that looks for regions of the captured graphs and rewrites the lines that computed them."""
 
-    needs = ("steps", "graph", "links")
+    needs: ClassVar[tuple[str, ...]] = ("steps", "graph", "links")
     order = 30
     title: ClassVar[str] = "use the fused operation"  # of the rewrite
     compiler_fuses: ClassVar[bool] = False  # nothing is left to do in a module that the script compiles

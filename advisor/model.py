@@ -348,7 +348,11 @@ class Loader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerUse:
-    """An optimizer as it was constructed and what its step costs."""
+    """An optimizer as it was constructed and what its step costs, in microseconds per step.
+
+    `step_us` is the time of its kernels, `idle_us` the time in which the device has nothing to do while the host is in
+    `step`; on a CPU `step_us` is the time in it.
+    """
 
     span: Span | None
     kind: str  # qualified class name
@@ -362,6 +366,7 @@ class OptimizerUse:
     overrides_step: bool
     groups: int
     step_us: float | None = None
+    idle_us: float = 0.0
 
 
 UNLINKED_READS = (-1, -1)  # the key of `Profile.facts["reads_us"]` for reads that no node of a graph made

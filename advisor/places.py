@@ -76,6 +76,8 @@ def could_hold(node: Node, at: Place, graph: Graph) -> bool:
     frame = frames[depth]
     if frame.path != at.scope.source.path or operation(node) == "getitem":
         return True
+    if at.scope.source.function_at(frame.line) is not at.scope.source.function_at(at.statement.lineno):
+        return True  # by another module that the same library code calls, a container's child before this one
     if isinstance(at.expression, (ast.Name, ast.Attribute)) and operation(node) != "getattr":
         return (not _within(frame, at) and _may_keep(frames, at)) or _repeated(at)
     if isinstance(at.expression, (ast.BinOp, ast.UnaryOp, ast.Compare)):

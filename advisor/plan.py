@@ -33,9 +33,10 @@ def plan(
     rules: Mapping[str, Rule],
     read: Callable[[str], Source],
     allow: frozenset[Safety],
+    named: frozenset[str] = frozenset(),
 ) -> Plan:
     """Order: starvation, precision, structure, compile, memory, communication, optimizer; then by what could be
-    saved."""
+    saved. `named` are the rules that were asked for by name."""
     rewrites: list[Rewrite] = []
     suggestions: list[tuple[Finding, str]] = []
     errors: list[RuleError] = []
@@ -60,6 +61,8 @@ def plan(
             continue
         if isinstance(result, Decline):
             suggestions.append((finding, result.reason))
+        elif rule.on_request and rule.id not in named:
+            suggestions.append((finding, f"on request only: ask for it with --select {rule.id}"))
         elif result.safety is not Safety.EXACT and result.safety not in allow:
             suggestions.append((finding, f"changes {result.safety.value}: allow it with --allow {result.safety.value}"))
         elif others:

@@ -39,6 +39,7 @@ from advisor.trainingloop import TrainingLoop, loop_of
 class ExampleProfile:
     """A made-up measurement for an example: one step and where its time goes, in microseconds.
 
+    `optimizer` are times of the optimizer's kernels, `optimizer_idle_us` is how long the device waits for it.
     `nodes` is the share of the step spent in the captured graph, spread evenly over its operations; `kernels` are names
     and times of device kernels. `calls` gives calls per step and host microseconds in them by the name of a `LoopCall`,
     wherever the source makes that call, `called` the facts of such calls. `fetching` are facts of the loaders. `busy`
@@ -46,12 +47,18 @@ class ExampleProfile:
     the step that multiply, each with the dtype of its inputs and the time of its one kernel; `arch` is the device's.
     `breaks` are places where the source's own compilation broke, by the text that stands there, with the reason,
     `recompiled` the frames that it compiled again, `values` the dtypes of tensors that were recorded, by the text that
-    makes them. `memory` are the bytes in use at most and those of the device.
+    makes them. `moves` gives the host's time in a call that moves what a factory made, and what of it the device feels,
+    by the text of the call. `trips` are values that become float32 and are cast back, by their text: what makes them so
+    and the time of the casts. `memory` are the bytes in use at most and those of the device. `recomputed` are forward
+    operators that the backward pass runs again, with their time. `sizes` are the shapes of the inputs of each of the
+    `products`, `packages` the versions of installed kernel libraries, `padded` the share of tokens that a
+    batch of labels shows to be padding.
     """
 
     step_us: float
     device: str = "cuda"
     optimizer: tuple[float, ...] = ()
+    optimizer_idle_us: float = 0.0
     loader_wait_us: float = 0.0
     device_idle_us: float | None = None
     draws_global_rng: bool = False
@@ -74,6 +81,12 @@ class ExampleProfile:
     recompiled: tuple[Recompiled, ...] = ()
     values: Mapping[str, str] = field(default_factory=dict)
     memory: tuple[int, int] | None = None
+    recomputed: tuple[tuple[str, float], ...] = ()
+    sizes: tuple[tuple[int, ...], ...] = ()
+    packages: Mapping[str, str] = field(default_factory=dict)
+    padded: float | None = None
+    moves: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    trips: Mapping[str, tuple[str, float]] = field(default_factory=dict)
 
 
 def step(step_us: float, **parts: object) -> ExampleProfile:
@@ -105,7 +118,8 @@ class Example:
 @dataclass(frozen=True)
 class Context:
     """What a rule may look at: the profile and the user's sources, both read-only; `script` is the path of the one
-    that ran, `files_in` gives the paths of the Python files of a folder."""
+    that ran, `files_in` gives the paths of the Python files of a folder. `left` is the share of a step that the finding
+    of the rule `largest` leaves, of which the gates of the rules are shares; `worth` replaces all of them."""
 
     profile: Profile
     read: Callable[[str], Source]
@@ -113,6 +127,8 @@ class Context:
     costs: Mapping[tuple[int, int], NodeCost] = field(default_factory=dict)
     script: str | None = None
     files_in: Callable[[str], tuple[str, ...]] = lambda folder: ()
+    left: float = 1.0
+    largest: str | None = None
 
     @cached_property
     def sources(self) -> tuple[Source, ...]:
@@ -146,7 +162,11 @@ class Context:
     def idle_us(self) -> float | None:
         """Time per step in which the device has nothing to do; None where that was not measured."""
         busy = self.profile.utilisation.busy
-        return None if busy is None else max(0.0, 1.0 - busy) * self.step_us
+        if busy is None:
+            return None
+        durations = [step.duration_us for step in self.profile.steps]
+        profiled = sum(durations) / len(durations) if durations else self.step_us
+        return max(0.0, self.step_us - busy * profiled)  # the profiler slows the host, not the kernels
 
     def calls(self, *names: str) -> tuple[LoopCall, ...]:
         """The calls of the loop that have one of some names, and a position in the user's own code."""
@@ -192,7 +212,7 @@ class Context:
 
     def gate(self, rule: Rule) -> float:
         """Share of a step below which the rule stays silent."""
-        return rule.worth if self.worth is None else self.worth
+        return rule.worth * self.left if self.worth is None else self.worth
 
 
 def tensor_bytes(node: Node) -> int:
@@ -228,6 +248,7 @@ class Rule(ABC):
     runs: ClassVar[tuple[str, ...]] = ()  # operators of which one must run after the rewrite
     avoids: ClassVar[tuple[str, ...]] = ()  # operators that must not begin to run
     in_library: ClassVar[str] = "ask the library for its fused form"  # what to do where a library holds the code
+    on_request: ClassVar[bool] = False  # whether its rewrites are tried only where `select` names the rule
     order: ClassVar[int] = 50  # place in the plan: starvation 10, precision 20, structure 30, compile 40, optimizer 60
     examples: ClassVar[tuple[Example, ...]] = ()
 

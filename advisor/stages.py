@@ -197,7 +197,7 @@ def ingest(job: Job) -> Recorded:
         graphs, gaps = read_graphs(path / "graph.json", job.root)
         missing |= gaps
     else:
-        missing["graph"] = "the annotated run did not finish"
+        missing.setdefault("graph", "the annotated run did not finish")
     if graphs and job.run.has("annotated.json.gz") and trace is not None:
         correlation = correlate(trace, read_trace(path / "annotated.json.gz"), graphs)
         missing |= correlation.missing
@@ -259,6 +259,7 @@ def analyse(job: Job, recorded: Recorded) -> Profile:
             recorded.trace,
             reference_peak=peak,
             operator_cost=correlation.operator_cost if correlation else (),
+            operator_node=correlation.operator_node if correlation else (),
             executions=correlation.executions if correlation else (),
         )
     profile = _with_counters(job, profile)
@@ -351,7 +352,7 @@ def find(job: Job, profile: Profile) -> Matched:
         raise ScriptError("no step was timed: let the script train for longer")
     script = os.path.relpath(job.script, job.root)
     ctx = match.context(profile, job.read, job.config.worth, script, job.files_in)
-    matches = match.match(ctx, list(rules.values()))
+    matches = match.match(ctx, list(rules.values()), frozenset(Safety(name) for name in job.config.allow))
     job.run.write_json(
         "findings.json",
         {
@@ -366,7 +367,7 @@ def find(job: Job, profile: Profile) -> Matched:
 def order(job: Job, matched: Matched) -> plan.Plan:
     """Stage 5: the rewrites in the order in which they are tried; leaves plan.json."""
     allowed = frozenset(Safety(name) for name in job.config.allow)
-    planned = plan.plan(matched.matches.findings, matched.rules, job.read, allowed)
+    planned = plan.plan(matched.matches.findings, matched.rules, job.read, allowed, frozenset(job.config.select))
     suggested = [{"finding": f"{finding.rule}@{finding.span}", "reason": why} for finding, why in planned.suggestions]
     job.run.write_json("plan.json", {"order": [r.id for r in planned.rewrites], "suggested": suggested})
     job.progress.note(counted(len(planned.rewrites), "rewrite") + " to try")
@@ -478,7 +479,7 @@ def report(
 
     kept = [r for r in planned.rewrites if r.id in verdict.kept]
     proven = patch.build(kept, job.read)
-    diffs = {rewrite.id: diff for rewrite, diff in patch.steps(proven, job.read)}
+    diffs = {rewrite.id: diff for rewrite, diff in patch.steps(proven, job.read) if diff}
     for rewrite in (*planned.rewrites, *(rewrite for rewrite, _ in planned.rejected)):
         diffs.setdefault(rewrite.id, patch.build([rewrite], job.read).diff)
     errors = (*matched.errors, *planned.errors)
@@ -508,7 +509,8 @@ def report(
 def _write_patch(job: Job, proven: Patch) -> None:
     """The whole patch and one diff per rewrite to read, and the edits themselves, which `advisor apply` uses."""
     job.run.write("patch.diff", proven.diff)
-    for number, (rewrite, diff) in enumerate(patch.steps(proven, job.read), start=1):
+    changing = [(rewrite, diff) for rewrite, diff in patch.steps(proven, job.read) if diff]
+    for number, (rewrite, diff) in enumerate(changing, start=1):
         job.run.write(f"{number:02d}-{rewrite.finding.rule}.patch", diff)
     files = {}
     for path, text in proven.sources.items():

@@ -41,6 +41,7 @@ from advisor.model import (
     Rewrite,
     Safety,
     Span,
+    Symbol,
     Utilisation,
 )
 from advisor.registry import HEADINGS, Loaded
@@ -122,16 +123,19 @@ def context_of(rule: Rule, text: str, measured: ExampleProfile, folder: Path) ->
     source = Source.read(folder, FILE)
     graphs = capture(folder) if isinstance(rule, GraphRule) else _product_graph(source, measured)
     graphs = (*graphs, *_values(source, measured, len(graphs)))
+    graphs = (*graphs, *_batch(measured, len(graphs)))
     reads = _reads(source, measured)
     if reads:
         graphs = (*graphs, _eager(len(graphs), reads, measured.device))
+    graphs = (*graphs, *_moves(source, measured, len(graphs)))
+    graphs = (*graphs, *_trips(source, measured, len(graphs)))
     profile = Profile(
-        environment=Environment(python="3", torch="2", cpu_count=measured.cores),
+        environment=Environment(python="3", torch="2", cpu_count=measured.cores, packages=measured.packages),
         hardware=Hardware(
             name="example device",
             kind=measured.device,
             arch=measured.arch,
-            hbm_bytes=measured.memory[1] if measured.memory else None,
+            hbm_bytes=measured.memory[1] if measured.memory and measured.device == "cuda" else None,
         ),
         peak_bytes=measured.memory[0] if measured.memory else None,
         steps=(),
@@ -148,7 +152,10 @@ def context_of(rule: Rule, text: str, measured: ExampleProfile, folder: Path) ->
         operators=_operators(measured),
         facts={
             **measured.facts,
+            **({"host_memory_bytes": measured.memory[1]} if measured.memory and measured.device == "cpu" else {}),
             **({"reads_us": _read_times(len(graphs) - 1, reads, measured)} if reads else {}),
+            **({"moves_us": _move_times(graphs, measured)} if measured.moves else {}),
+            **({"casts_us": _cast_times(graphs, measured)} if measured.trips else {}),
             **({} if measured.device_idle_us is None else {"data_idle_us": measured.device_idle_us}),
         },
     )
@@ -188,9 +195,12 @@ def _costs(graphs: tuple[Graph, ...], measured: ExampleProfile) -> tuple[NodeCos
 
 
 def _kernels(measured: ExampleProfile) -> Kernels:
-    """Device activities of one step, one after another; those of `products` are linked to their operators."""
+    """Device activities of one step, one after another; those of operators are linked to them."""
     pairs = [*((name, time_us, -1) for name, time_us in measured.kernels)]
     pairs += [(name, time_us, row) for row, (name, _, time_us) in enumerate(measured.products)]
+    if measured.device == "cuda":
+        first = len(measured.products) + 1  # behind the node of the backward pass that runs them
+        pairs += [(name, time_us, first + row) for row, (name, time_us) in enumerate(measured.recomputed)]
     count = len(pairs)
     return Kernels(
         name=tuple(name for name, _, _ in pairs),
@@ -205,19 +215,22 @@ def _kernels(measured: ExampleProfile) -> Kernels:
 
 
 def _operators(measured: ExampleProfile) -> Operators:
-    """The operators of `products`, in one step."""
-    count = len(measured.products)
+    """The operators of `products` and, inside a node of the backward pass, of `recomputed`, in one step."""
+    again = measured.recomputed
+    first = len(measured.products)
+    node, inside = (1, len(again)) if again else (0, 0)
+    count = first + node + inside
     return Operators(
-        name=tuple(name for name, _, _ in measured.products),
+        name=(*(name for name, _, _ in measured.products), *(BACKWARD,) * node, *(name for name, _ in again)),
         start_us=tuple(float(row) for row in range(count)),
-        duration_us=(1.0,) * count,
+        duration_us=(*(1.0,) * first, *(sum(t for _, t in again),) * node, *(time_us for _, time_us in again)),
         thread=(1,) * count,
-        sequence=(-1,) * count,
-        forward_thread=(0,) * count,
-        parent=(-1,) * count,
+        sequence=(*(-1,) * (first + node), *range(9, 9 + inside)),
+        forward_thread=(*(0,) * first, *(1,) * node, *(0,) * inside),
+        parent=(*(-1,) * (first + node), *(first,) * inside),
         step=(0,) * count,
-        shapes=((),) * count,
-        dtypes=tuple((dtype, dtype) for _, dtype, _ in measured.products),
+        shapes=(*(measured.sizes,) * first, *((),) * node, *(((1024, 1024),),) * inside),
+        dtypes=(*((dtype, dtype) for _, dtype, _ in measured.products), *((),) * node, *(("float32",),) * inside),
     )
 
 
@@ -237,6 +250,7 @@ def _product_graph(source: Source, measured: ExampleProfile) -> tuple[Graph, ...
             op="call_function",
             target="torch.nn.functional.linear",
             args=(Ref(0), Ref(1)),
+            module="head",
             **kinds,
         ),
     )
@@ -252,6 +266,18 @@ def _values(source: Source, measured: ExampleProfile, index: int) -> tuple[Graph
         if span is not None
     )
     return (Graph(index=index, nodes=nodes, kind="eager"),) if nodes else ()
+
+
+def _batch(measured: ExampleProfile, index: int) -> tuple[Graph, ...]:
+    """A graph of a product on the tokens of a batch, of whose labels a share is padding."""
+    if measured.padded is None:
+        return ()
+    facts = {"padded": str(measured.padded), "padding": "-100"}
+    nodes = (
+        Node(index=0, name="y", op="placeholder", target="y", shape=(4, 64), dtype="int64", facts=facts),
+        Node(index=1, name="linear", op="call_function", target="torch.nn.functional.linear", shape=(4, 64, 8)),
+    )
+    return (Graph(index=index, nodes=nodes),)
 
 
 def _breaks(source: Source, measured: ExampleProfile) -> tuple[Break, ...]:
@@ -292,6 +318,7 @@ def _optimizers(source: Source, measured: ExampleProfile) -> tuple[OptimizerUse,
             overrides_step=measured.overrides_step,
             groups=1,
             step_us=sum(measured.optimizer) or None,
+            idle_us=measured.optimizer_idle_us,
         )
         for call, name in _calls(source, "torch.optim.")
     )
@@ -338,9 +365,16 @@ def _fetched(source: Source, call: ast.Call) -> Span | None:
 
 
 # as a loop spells them
-METHODS = {"step": "optimizer.step", "backward": "backward", "zero_grad": "zero_grad", "eval": "evaluation"}
+METHODS = {
+    "step": "optimizer.step",
+    "backward": "backward",
+    "zero_grad": "zero_grad",
+    "eval": "evaluation",
+    "compile": "torch.compile",
+}
 MODULES = {"model": "module"}  # what a loop calls a module
-ALSO = {"backward": "ddp.reduce"}  # what the same call is noted as too
+ALSO = {"backward": "ddp.reduce", "module": "library.checkpoint"}  # what the same call is noted as too
+BACKWARD = "autograd::engine::evaluate_function: AddmmBackward0"
 CLASSES = {"set_detect_anomaly": "detect_anomaly", "detect_anomaly": "detect_anomaly"}
 FLAGS = {"zero_grad": ("set_to_none", True), "detect_anomaly": ("mode", True)}  # argument and default
 
@@ -412,6 +446,93 @@ def _read_times(
     index: int, reads: list[ast.expr], measured: ExampleProfile
 ) -> dict[tuple[int, int], tuple[float, float]]:
     return {(index, 2 * place + 1): measured.reads[ast.unparse(read)] for place, read in enumerate(reads)}
+
+
+def _moves(source: Source, measured: ExampleProfile, index: int) -> tuple[Graph, ...]:
+    """What capture would have seen of tensors made on the host and moved: for each text a factory and a move."""
+    nodes: list[Node] = []
+    for text in measured.moves:
+        call = next((n for n in ast.walk(source.tree) if isinstance(n, ast.Call) and source.segment(n) == text), None)
+        if call is None or not isinstance(call.func, ast.Attribute):
+            continue
+        number, span = len(nodes), source.span(call)
+        inner = [source.qualified(n.func) or "" for n in ast.walk(call.func) if isinstance(n, ast.Call)]
+        made = Node(
+            index=number,
+            name=f"made{number}",
+            op="call_function",
+            target=next((name for name in reversed(inner) if name.startswith("torch.")), "torch.zeros"),
+            dtype="float32",
+            device="cpu",
+        )
+        moved = Node(
+            index=number + 1,
+            name=f"moved{number}",
+            op="call_method",
+            target=f"method.{call.func.attr}",
+            args=(Ref(number), *(Symbol("device", measured.device) for _ in call.args)),
+            device=measured.device,
+            frames=(span,),
+            span=span,
+            facts={"text": text},
+        )
+        nodes += [made, moved]
+    return (Graph(index=index, nodes=tuple(nodes), kind="eager"),) if nodes else ()
+
+
+def _move_times(
+    graphs: tuple[Graph, ...], measured: ExampleProfile
+) -> dict[tuple[int, int], tuple[float, float, float]]:
+    moved = [(g.index, n) for g in graphs for n in g.nodes if n.facts.get("text") in measured.moves]
+    return {(index, node.index): (*measured.moves[node.facts["text"]], 0.0) for index, node in moved}
+
+
+TRIP = (1024, 1024)  # what is cast in an example
+
+
+def _trips(source: Source, measured: ExampleProfile, index: int) -> tuple[Graph, ...]:
+    """What capture would have seen under autocast: an activation, what makes it float32, a product that casts back."""
+    nodes: list[Node] = []
+    for text, (target, _) in measured.trips.items():
+        span, at = _where(source, text), len(nodes)
+        if span is None:
+            continue
+        half: dict[str, Any] = {"dtype": "bfloat16", "shape": TRIP}
+        two = target.startswith("operator.")
+        nodes += [
+            Node(index=at, name=f"x{at}", op="placeholder", target="x", users=(at + 2,), **half),
+            Node(
+                index=at + 1,
+                name=f"s{at}",
+                op="placeholder",
+                target="s",
+                dtype="float32",
+                shape=TRIP[1:],
+                facts={"origin": "state"},
+            ),
+            Node(
+                index=at + 2,
+                name=f"trip{at}",
+                op="call_function",
+                target=target,
+                args=(Ref(at), Ref(at + 1)) if two else (Ref(at),),
+                users=(at + 3,),
+                dtype="float32",
+                shape=TRIP,
+                frames=(span,),
+                span=span,
+                facts={"text": text},
+            ),
+            Node(index=at + 3, name=f"back{at}", op="call_function", target="linear", args=(Ref(at + 2),), **half),
+        ]
+    return (Graph(index=index, nodes=tuple(nodes)),) if nodes else ()
+
+
+def _cast_times(
+    graphs: tuple[Graph, ...], measured: ExampleProfile
+) -> dict[tuple[int, int], dict[tuple[int, ...], float]]:
+    made = [(g.index, n) for g in graphs for n in g.nodes if n.facts.get("text") in measured.trips]
+    return {(index, node.index + 1): {TRIP: measured.trips[node.facts["text"]][1]} for index, node in made}
 
 
 def _frames(source: Source, call: ast.Call, depth: int = 3) -> list[tuple[Span, ...]]:

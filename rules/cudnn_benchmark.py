@@ -24,7 +24,7 @@ NUMERICS: the same convolution by another algorithm, which rounds in another ord
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from advisor import blocks, codemod
 from advisor.graphrule import GraphRule
@@ -203,7 +203,7 @@ def _varying(ctx: Context, found: list[tuple[Graph, Convolution]]) -> str | None
     operators = ctx.profile.operators
     for step_index in sorted({number for number in operators.step if number >= 0}):
         rows = [i for i, name in enumerate(operators.name) if name in OPERATORS and operators.step[i] == step_index]
-        seen.add(frozenset(operators.shapes[i][0] for i in rows if operators.shapes[i]))
+        seen.add(frozenset(_extents(operators.shapes[i][0]) for i in rows if operators.shapes[i]))
     sizes = [one for one in seen if one]
     return "sizes vary from step to step: every new one is timed again" if len(sizes) > 1 else None
 
@@ -211,4 +211,9 @@ def _varying(ctx: Context, found: list[tuple[Graph, Convolution]]) -> str | None
 def _inputs(found: list[tuple[Graph, Convolution]]) -> frozenset[tuple[int, ...]]:
     given = [(graph, one.node.args[0]) for graph, one in found if one.node.args]
     shapes = (graph.nodes[arg.index].shape for graph, arg in given if isinstance(arg, Ref))
-    return frozenset(shape for shape in shapes if shape is not None)
+    return frozenset(_extents(shape) for shape in shapes if shape is not None)
+
+
+def _extents(shape: Sequence[int]) -> tuple[int, ...]:
+    """Sizes other than 1: cuDNN gets a convolution over one axis as one over two."""
+    return tuple(size for size in shape if size != 1)

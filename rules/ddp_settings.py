@@ -8,9 +8,9 @@ asks for `isinstance(net, DistributedDataParallel)` too. A `no_sync` that stands
 it does nothing, and a loop whose last micro-step cannot be read off, are told.
 
 ## Why it costs
-Each backward pass of the module puts all gradients through an all-reduce. The micro-steps before the last one reduce
-sums that are not complete yet: with k micro-steps, k - 1 of k reductions are for nothing. Whether a backward pass
-reduces is decided in the forward pass.
+Each backward pass of the module puts all gradients through an all-reduce, also with a single process, where only the
+host's time for it counts. The micro-steps before the last one reduce sums that are not complete yet: with k
+micro-steps, k - 1 of k reductions are for nothing. Whether a backward pass reduces is decided in the forward pass.
 
 ## When not to
 Within one machine with fast links the reductions hide behind the backward pass and the gain is small. FSDP2
@@ -45,9 +45,10 @@ from advisor.source import Source
 WIDTH = 120
 WRAPPER = "DistributedDataParallel"
 QUALIFIED = f"torch.nn.parallel.{WRAPPER}"
-SEVERAL = "cannot tell: needs several processes, one reduces nothing"
+SEVERAL = "cannot tell: needs several processes, one has nothing to reduce and loses no time by it"
 OPEN = "no_sync is open around the forward pass"
 ALL_REDUCE = re.compile(r"(nccl|rccl)\w*AllReduce|^gloo:all_?reduce")
+HANDED_OVER = "c10d::allreduce_"
 # hooks of torch.distributed.algorithms.ddp_comm_hooks.default_hooks that keep nothing between reductions
 STATELESS = frozenset("allreduce_hook fp16_compress_hook bf16_compress_hook".split())
 READS = frozenset("grad clip_grad_norm_ clip_grad_norm clip_grad_value_ get_total_norm unscale_".split())
@@ -136,6 +137,9 @@ ALONE = {**CALLED, "ddp.reduce": {**FACTS, "processes": 1}}
 KERNELS = (("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", 4_000.0),)
 
 
+HANDED = ((HANDED_OVER, "float32", 1.0),) * 4
+
+
 def _step(step_us: float, **parts: object) -> ExampleProfile:
     return step(step_us, **{"calls": CALLS, "called": CALLED, "kernels": KERNELS, **parts})
 
@@ -153,7 +157,8 @@ class DdpSettings(Rule):
         Example(before=FLAT, after=FLAT_REDUCED, profile=_step(20_000), saves=(0, 3_000)),
         Example(before=LOOP, after=LOOP, profile=_step(20_000, called=BATCHNORM)),  # whose statistics are sent
         Example(before=LOOP, after=None, profile=_step(20_000, device="cpu", kernels=()), because=ON_A_GPU),
-        Example(before=LOOP, after=None, profile=_step(20_000, called=ALONE), because=SEVERAL),
+        Example(before=LOOP, after=None, profile=_step(20_000, called=ALONE, busy=1.0), because=SEVERAL),
+        Example(before=LOOP, after=REDUCED, profile=_step(20, called=ALONE, products=HANDED, busy=0.2), saves=(0, 3)),
         Example(
             before=LOOP,
             after=None,
@@ -179,12 +184,15 @@ class DdpSettings(Rule):
         if forward is not None and _is_open(found, place):
             return self.decline(place, OPEN)
         facts = reduces[0].facts
-        reductions_us = _reductions_us(ctx.profile)
-        if facts["processes"] == 1 or reductions_us is None:
-            if ctx.profile.hardware.kind != "cuda":
-                return self.decline(place, ON_A_GPU, needs=("gpu",))
-            alone = facts["processes"] == 1
-            return self.decline(place, SEVERAL if alone else "cannot tell: no reduction is in the trace", ("kineto",))
+        alone, reductions_us = facts["processes"] == 1, _reductions_us(ctx.profile)
+        if ctx.profile.hardware.kind != "cuda" and (alone or reductions_us is None):
+            return self.decline(place, ON_A_GPU, needs=("gpu",))
+        if alone:
+            reductions_us = _waited_us(ctx)
+            if reductions_us / ctx.step_us < ctx.gate(self):
+                return self.decline(place, SEVERAL, ("kineto",))
+        if reductions_us is None:
+            return self.decline(place, "cannot tell: no reduction is in the trace", ("kineto",))
         share = reductions_us / ctx.step_us
         if share < ctx.gate(self):
             return self.decline(place, f"the reductions take {share:.1%} of the step")
@@ -196,7 +204,7 @@ class DdpSettings(Rule):
             values, bindings = {"why": str(error)}, {}
         return self.finding(
             place,
-            "every micro-step reduces the gradients of all processes",
+            "every micro-step reduces the gradients" + (", here of a single process" if alone else " of all processes"),
             cited_us=reductions_us,
             high_us=reductions_us * (1 - 1 / found.per_step),
             evidence=(
@@ -251,6 +259,19 @@ def _reductions_us(profile: Profile) -> float | None:
     host = [(operators.duration_us[i], operators.step[i]) for i, n in enumerate(operators.name) if ALL_REDUCE.search(n)]
     inside = [(time, number) for time, number in device or host if number >= 0]
     return sum(time for time, _ in inside) / len({number for _, number in inside}) if inside else None
+
+
+def _waited_us(ctx: Context) -> float:
+    """What the device waits per step, at most, while the host hands over the gradients of a single process.
+
+    The profiler slows the host: its time is taken at the pace of the steps without it.
+    """
+    operators, durations = ctx.profile.operators, [step.duration_us for step in ctx.profile.steps]
+    names = zip(operators.name, operators.step, operators.duration_us, strict=True)
+    handed = [(number, time) for name, number, time in names if name == HANDED_OVER and number >= 0]
+    count = len({number for number, _ in handed})
+    pace = min(1.0, ctx.step_us * len(durations) / sum(durations)) if durations else 1.0
+    return min(sum(time for _, time in handed) / count * pace, ctx.idle_us or 0.0) if count else 0.0
 
 
 # ---------------------------------------------------------------------------------------------------------- the forward

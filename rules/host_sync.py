@@ -95,8 +95,8 @@ class HostSync(Rule):
             before=SUM,
             after=None,
             profile=step(100_000, reads={"loss.item()": (90_000.0, 40.0)}, busy=0.99),
-            because="the host waits in it for 90000 us a step, but of that the device is idle for only 40 us: it is "
-            "busy anyway",
+            because="the host waits in it for 90000 us a step, and of that the device has nothing to do for 40 us: "
+            "0.0% of the step",
         ),
         Example(before=SUM, after=None, profile=step(9_000, reads=HELD, device="cpu"), because=ON_A_GPU),
     )
@@ -143,8 +143,8 @@ class HostSync(Rule):
     ) -> Iterator[Finding | Decline]:
         """One finding over neighbouring statements where the device feels the wait."""
         if cost.felt_us <= 0.0 or cost.felt_us / ctx.step_us < ctx.gate(self):
-            why = f"the host waits in it for {cost.host_us:.0f} us a step, but of that the device is idle for only "
-            why += f"{cost.felt_us:.0f} us: it is busy anyway"
+            why = f"the host waits in it for {cost.host_us:.0f} us a step, and of that the device has nothing to do "
+            why += f"for {cost.felt_us:.0f} us: {cost.felt_us / ctx.step_us:.1%} of the step"
             if cost.host_us <= 0.0:
                 why = "the trace shows no wait of the host for the device in it"
             yield from (self.decline(read.span, why) for read in group)

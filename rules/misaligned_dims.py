@@ -11,8 +11,9 @@ With other sizes the library falls back to kernels that load less at a time. The
 an H200 takes 34.5 ms with 50257 columns and 4.3 ms with 50304.
 
 ## When not to
-In float32 without TF32, which uses no tensor cores; on a CPU, where the size decides nothing; where padding copies more
-than the product gains. Told and not applied where the layer may have hooks, which `F.linear` does not run, may be
+In float32 without TF32, which uses no tensor cores, unless a finding of no-mixed-precision or tf32-off takes most of
+the step: then its time is scaled by what that leaves; on a CPU, where the size decides nothing; where padding copies
+more than the product gains. Told and not applied where the layer may have hooks, which `F.linear` does not run, may be
 another module or have no bias in another instance, or computes its weight when it is called; where the files name
 quantization or LoRA or give an object another class; where the weight is a parameter or variable of the function, which
 another call may give a vector; and where the result is viewed in a way that a slice does not allow, also in code that
@@ -42,6 +43,7 @@ from advisor.patterns.sites import argument, construction_of, module_value
 from advisor.rule import Context, Example, step, tensor_bytes
 from advisor.source import Source
 
+LOWERING = ("no-mixed-precision", "tf32-off")  # rules whose rewrite puts float32 products on tensor cores
 MULTIPLE = 64  # elements: 128 bytes in half precision, what the kernels for aligned operands like best
 BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
 LINEAR = "torch.nn.functional.linear"
@@ -135,12 +137,12 @@ class MisalignedDims(GraphRule):
         if ctx.profile.hardware.kind != "cuda":
             reason = "cannot tell: the sizes matter on tensor cores only, and this profile is of a CPU"
             return self.decline(span, reason, needs=("kineto",))
-        if region.facts["dtype"] == "float32" and not _tf32(ctx):
+        if _on_no_tensor_cores(ctx, region):
             return self.decline(span, "float32 without TF32 runs on no tensor cores: the size does not matter")
         known = [cost for graph, r in pairs if (cost := ctx.cost_us(graph.index, r.inner)) is not None]
         if not known:
             return self.decline(span, "cannot tell: no measured time could be linked to it", needs=("links",))
-        cost = sum(known)
+        cost = sum(known) * _lowered(ctx, region)
         if cost / ctx.step_us < ctx.gate(self):
             return self.decline(span, f"it takes {cost / ctx.step_us:.1%} of the step")
         floor = sum(_floor_us(ctx, graph, r) for graph, r in pairs)
@@ -177,10 +179,10 @@ class MisalignedDims(GraphRule):
                     if span is not None:
                         places.setdefault(span, []).append((graph, found))
         for span, found_there in sorted(places.items(), key=lambda item: (item[0].path, item[0].line)):
-            cost = sum(ctx.cost_us(r.graph, r.inner) or 0.0 for _, r in found_there)
             region = found_there[0][1]
-            slow = region.facts["dtype"] != "float32" or _tf32(ctx) or ctx.profile.hardware.kind != "cuda"
-            if cost <= 0 or cost / ctx.step_us < ctx.gate(self) or not slow:
+            cost = sum(ctx.cost_us(r.graph, r.inner) or 0.0 for _, r in found_there) * _lowered(ctx, region)
+            on_gpu = ctx.profile.hardware.kind == "cuda"
+            if cost <= 0 or cost / ctx.step_us < ctx.gate(self) or (on_gpu and _on_no_tensor_cores(ctx, region)):
                 continue
             floor = sum(_floor_us(ctx, graph, r) for graph, r in found_there)
             size = int(region.facts["columns"])
@@ -188,7 +190,7 @@ class MisalignedDims(GraphRule):
             if padded > MOST_PADDING * size:
                 yield self.decline(span, f"padding {size} classes to {padded} adds more work than aligned rows save")
                 continue
-            on_cpu = "" if ctx.profile.hardware.kind == "cuda" else "; what it buys has to be measured on a GPU"
+            on_cpu = "" if on_gpu else "; what it buys has to be measured on a GPU"
             yield self.finding(
                 span,
                 f"the vocabulary of {size} is no multiple of 8: {padded} gives the output layer aligned rows{on_cpu}",
@@ -199,8 +201,15 @@ class MisalignedDims(GraphRule):
             )
 
 
-def _tf32(ctx: Context) -> bool:
-    return str(ctx.profile.facts.get("matmul_precision", "highest")) != "highest"
+def _on_no_tensor_cores(ctx: Context, region: Region) -> bool:
+    """Whether a product is computed in float32 without TF32, and stays so."""
+    single = str(ctx.profile.facts.get("matmul_precision", "highest")) == "highest"
+    return region.facts["dtype"] == "float32" and single and ctx.largest not in LOWERING
+
+
+def _lowered(ctx: Context, region: Region) -> float:
+    """The factor from the time of a product as found to that on tensor cores, where another finding puts it there."""
+    return ctx.left if region.facts["dtype"] == "float32" and ctx.largest in LOWERING else 1.0
 
 
 def _sizes(region: Region) -> str:
@@ -212,7 +221,8 @@ def _floor_us(ctx: Context, graph: Graph, region: Region) -> float:
     """Three products of the forward's size (forward, gradient of input and of weight); each tensor moved in each."""
     node = graph.nodes[region.root]
     tensors = [node, *(graph.nodes[index] for index in region.inputs.values())]
-    return ctx.floor_us(3 * float(region.facts["flops"]), 3 * sum(tensor_bytes(t) for t in tensors), node.dtype)
+    dtype = "bfloat16" if _lowered(ctx, region) < 1.0 else node.dtype
+    return ctx.floor_us(3 * float(region.facts["flops"]), 3 * sum(tensor_bytes(t) for t in tensors), dtype)
 
 
 def _copied_us(ctx: Context, graph: Graph, region: Region) -> float:

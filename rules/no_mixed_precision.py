@@ -115,7 +115,7 @@ class NoMixedPrecision(Rule):
         if not differentiated or not called:
             return
         place = _place(called, differentiated[0])
-        reason = settled(ctx.sources) or holds_the_loop(ctx.read(place.path), differentiated[0])
+        reason = settled(ctx.sources, ctx.script) or holds_the_loop(ctx.read(place.path), differentiated[0])
         if reason is not None:
             yield self.decline(place, reason)
         elif ctx.profile.hardware.kind != "cuda":

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from advisor import codemod, given
 from advisor.model import Decline, Evidence, Finding, Loader, Profile, Rewrite, Safety, Span
@@ -140,7 +140,7 @@ class PageableH2D(Rule):
         if loader.span is None:
             return self.decline(place, "the DataLoader is constructed inside a library: ask it for pinned memory")
         edits = [_told_to_go_on(source, copy) for copy in late]
-        reason = None
+        reason, pin = None, len(edits)
         if not pinned:
             edit, reason = _pinned(ctx, loader, loader.span)
             edits += [edit] if edit is not None else []
@@ -154,7 +154,9 @@ class PageableH2D(Rule):
                 Evidence(what=f"copies {kind}to the device per step", value=round(copied, 1), unit="us"),
                 Evidence(what="share of the step", value=round(copied / ctx.step_us, 4), unit="share"),
             ),
-            values={str(i): text for i, (_, text) in enumerate(edits)} | ({"told": reason} if reason else {}),
+            values={str(i): text for i, (_, text) in enumerate(edits)}
+            | ({"told": reason} if reason else {})
+            | ({"pin": str(pin)} if pin < len(edits) else {}),
             bindings={str(i): span for i, (span, _) in enumerate(edits)},
         )
 
@@ -163,6 +165,14 @@ class PageableH2D(Rule):
             return self.decline(finding.span, finding.values["told"])
         edits = [(span, finding.values[name]) for name, span in finding.bindings.items()]
         return self.edit(finding, "pin the batches and copy them while the host goes on", edits)
+
+    def forms(self, finding: Finding, source: Source) -> Iterator[Rewrite]:
+        """The copies alone, where `dataloader-bound` pins the batches with the call that it edits."""
+        pin = finding.values.get("pin")
+        edits = [(span, finding.values[name]) for name, span in finding.bindings.items() if name != pin]
+        if pin is not None and edits:
+            found = self.edit(finding, "copy the batches while the host goes on", edits)
+            yield replace(found, form="copies", requires=("dataloader-bound",))
 
 
 # ---------------------------------------------------------------------------------------------------------- the copies

@@ -536,3 +536,54 @@ def test_an_eps_of_a_dtype_is_a_number(tmp_path: Path) -> None:
     text = text.replace("self.eps = 1e-5", "self.eps = torch.finfo(torch.float32).eps")
     ctx, _ = testing.context_of(RULES["unfused-rmsnorm"], text, step(10_000, nodes=0.5), tmp_path)
     assert [type(found) for found in RULES["unfused-rmsnorm"].match(ctx)] == [Finding]
+
+
+def test_a_norm_behind_a_block_in_a_container(tmp_path: Path) -> None:
+    """Both are called by the container: what the block computed is no value of the norm's own function."""
+    text = """\
+import torch
+from torch import nn
+
+
+class Norm(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(16)), 1e-5
+
+    def forward(self, x):
+        h = x.float()
+        h = h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + self.eps)
+        return self.weight * h.to(x.dtype)
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.out = Norm(), nn.Linear(16, 16)
+
+    def forward(self, x):
+        return x + self.out(self.norm(x))
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(16, 16), Block(), Block(), Norm()).bfloat16()
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+def get_init_inputs():
+    return []
+
+
+def get_inputs():
+    torch.manual_seed(1)
+    return [torch.randn(4, 6, 16).bfloat16().requires_grad_(True)]
+"""
+    rule = RULES["unfused-rmsnorm"]
+    ctx, source = testing.context_of(rule, text, step(10_000, nodes=0.5), tmp_path)
+    (found,) = rule.match(ctx)
+    assert isinstance(found, Finding), found
+    assert isinstance(rule.rewrite(found, source), Rewrite)

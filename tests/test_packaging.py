@@ -72,6 +72,7 @@ COMPOSERS = {
 # `advisor.source` and `advisor.align` hold types that a rule is handed, the others what several rules share.
 _NOUNS = "model rule graphrule patterns codemod source align semantics glance attending libraries handed made swallowed"
 _NOUNS += " triangles forms kernels model_types trainingloop given blocks callees microsteps gradfree places"
+_NOUNS += " origin regional runlength roofline"
 RULES_MAY_IMPORT = tuple(f"advisor.{name}" for name in _NOUNS.split())
 REPORTS_MAY_IMPORT = ("advisor.model", "advisor.measured", "advisor.reports")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,8 @@ def test_every_rule_finds_its_lines(matched: Matched) -> None:
     unseen = {decline.rule for decline in declines if "calls" in decline.needs}  # an older run: without these
     assert unseen == {n for n, loaded in registry.load()[0].items() if "calls" in loaded.rule.needs}
     assert {decline.rule: decline.reason for decline in declines if decline.rule not in unseen} == {
+        "cast-storm": "autocast runs softmax in float32 by its own policy: the casts there and back take 10.2% of the "
+        "step",
         "dataloader-bound": "waiting for it takes 0.1% of the step",
         "logits-memory": "the logits are returned as well, so they have to be there as a whole",
     }
@@ -127,3 +130,12 @@ def test_the_recorded_verdict_supports_what_the_documents_say() -> None:
     readme = (SAMPLE / "README.md").read_text(encoding="utf-8")
     for figure in (f"{report['step_ms_before']:.1f}", f"{report['step_ms_after']:.1f}", f"{report['speedup']:.2f}x"):
         assert figure in readme
+
+
+def test_why_there_is_no_graph_is_said(job: Job, tmp_path: Path) -> None:
+    probe = json.loads((RECORDED / "probe.json").read_text(encoding="utf-8"))
+    probe["missing"] = {"graph": "the annotated run raised RuntimeError"}
+    (tmp_path / "probe.json").write_text(json.dumps(probe), encoding="utf-8")
+    shutil.copy(RECORDED / "trace.json.gz", tmp_path / "trace.json.gz")
+    recorded = stages.ingest(replace(job, run=RunDir(tmp_path, Redactor.of_machine())))
+    assert recorded.missing["graph"] == "the annotated run raised RuntimeError"

@@ -24,6 +24,7 @@ from advisor.operators.traffic import reads_constants
 __all__ = ["Trace", "read_trace"]
 
 STEP = re.compile(r"^ProfilerStep#(\d+)$")
+MEMORY = frozenset({"cudaMalloc", "cudaFree", "hipMalloc", "hipFree"})
 KINDS = ("kernel", "memcpy", "memset")  # by the numbers of `decode`
 
 
@@ -63,6 +64,7 @@ def trace_of(table: Table) -> Trace:
         steps=steps,
         recorded=recorded,
         device_names=tuple(device.name for device in devices(table.head)),
+        memory_calls=_memory_calls(table, steps),
         defects=defects,
     )
 
@@ -137,6 +139,18 @@ def _launches(table: Table) -> dict[int, Launch]:
     for number, start, thread in zip(calls.correlation.tolist(), calls.start.tolist(), threads, strict=True):
         if number >= 0:
             found.setdefault(number, Launch(start, thread))
+    return dict(sorted(found.items()))
+
+
+def _memory_calls(table: Table, steps: Sequence[StepRange]) -> dict[str, tuple[float, float]]:
+    """Per step the calls that take memory from the driver or give it back, and the host's time in them."""
+    calls = table.calls
+    chosen = np.array([name in MEMORY for name in table.names], dtype=bool)[calls.name]
+    chosen &= np.array(_numbers(steps, calls.start), dtype=np.int64) >= 0
+    found: dict[str, tuple[float, float]] = {}
+    for name, duration in zip(table.named(calls.name[chosen]), calls.duration[chosen].tolist(), strict=True):
+        number, time = found.get(name, (0.0, 0.0))
+        found[name] = (number + 1 / len(steps), time + duration / len(steps))
     return dict(sorted(found.items()))
 
 

@@ -118,6 +118,7 @@ class _Recompiled(msgspec.Struct):
 
 
 class _Compiled(msgspec.Struct):
+    seconds: float = 0.0
     breaks: list[_Break] = []
     recompiles: list[_Recompiled] = []
 
@@ -156,6 +157,7 @@ class _Document(msgspec.Struct):
     compiled: _Compiled = msgspec.field(default_factory=_Compiled)
     flags: dict[str, Any] = {}
     peak_bytes: int | None = None
+    allocator: dict[str, int] = {}
     steps_seen: int = 0
     backwards: int = 0
     missing: dict[str, str] = {}
@@ -178,7 +180,9 @@ def read_probe(path: Path, root: Path) -> ProbeFacts:
         tokens_source=source,
         peak_bytes=document.peak_bytes,
         device=DeviceFacts(**msgspec.structs.asdict(document.device)),
-        flags=document.flags,
+        flags=document.flags
+        | document.allocator
+        | ({"compile_s": document.compiled.seconds} if document.compiled.seconds else {}),
         steps_seen=document.steps_seen,
         backwards=document.backwards,
         missing=document.missing,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from advisor.columns.intervals import Intervals, clipped, intervals, length, merged, partition
+from advisor.columns.intervals import Intervals, clipped, covered, intervals, length, merged, partition
 from advisor.ingest.phases import OPTIMIZER_RANGE, NamedRange, StepTimes, Stretch, stretches
 from advisor.model import Kernels, Operators, Step
 
@@ -18,12 +18,14 @@ class Timeline:
     """The profiled steps as measured.
 
     `steps` have phases that sum to their duration; `busy` is the share of the steps in which the device ran anything,
-    None on a CPU; `optimizer_us` is the time per step of each optimizer class's `step`, a closure it calls left out.
+    None on a CPU; `optimizer_us` is the time per step of each optimizer class's `step`, a closure it calls left out;
+    `optimizer_idle_us` is how long the device has nothing to do meanwhile.
     """
 
     steps: tuple[Step, ...] = ()
     busy: float | None = None
     optimizer_us: Mapping[str, float] = field(default_factory=dict)
+    optimizer_idle_us: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,7 @@ def measure(rows: Rows) -> Timeline:
         ),
         busy=sum(length(clipped(union, *window)) for window in windows.values()) / wall if wall > 0 else None,
         optimizer_us=_optimizer_times(rows, max(1, len(windows))),
+        optimizer_idle_us=_optimizer_idle(rows, union, max(1, len(windows))),
     )
 
 
@@ -131,7 +134,7 @@ def _optimizer_times(rows: Rows, steps: int) -> dict[str, float]:
     Device time where there is a device: of the kernels that were launched there.
     """
     found = sorted(_optimizer_stretches(rows))
-    kinds = [item.name[len(OPTIMIZER_RANGE) :].rpartition(".")[0] for item in found]
+    kinds = [_kind(item) for item in found]
     times = dict.fromkeys(kinds, 0.0)
     if not len(rows.kernels):
         for item, kind in zip(found, kinds, strict=True):
@@ -144,6 +147,24 @@ def _optimizer_times(rows: Rows, steps: int) -> dict[str, float]:
             if place >= 0 and rows.launches[number][0] < found[place].end_us:
                 times[kinds[place]] += rows.kernels.duration_us[row] / steps
     return times
+
+
+def _optimizer_idle(rows: Rows, busy: Intervals, steps: int) -> dict[str, float]:
+    """Microseconds per step that the device is idle while the host is in an optimizer's `step`, by class.
+
+    The host that is ahead of the device leaves none; one that is behind makes the device wait for every launch.
+    """
+    found = list(_optimizer_stretches(rows))
+    times = dict.fromkeys(map(_kind, found), 0.0)
+    begin, end = [item.start_us for item in found], [item.end_us for item in found]
+    for item, used in zip(found, covered(busy, begin, end).tolist(), strict=True):
+        times[_kind(item)] += (item.end_us - item.start_us - used) / steps
+    return times
+
+
+def _kind(item: Stretch) -> str:
+    """The class of the optimizer whose `step` a stretch is."""
+    return item.name[len(OPTIMIZER_RANGE) :].rpartition(".")[0]
 
 
 def _optimizer_stretches(rows: Rows) -> Iterator[Stretch]:

@@ -46,8 +46,9 @@ class Trace:
     optimizer, copy, comm, other); `outermost` is the row of the enclosing operator that has no parent; `work` holds the
     arithmetic of the rows that do any, `family` and `least_bytes` describe every row, `working` lists the rows that do
     something themselves, `units` cuts the steps' time into calls. `timeline` has the steps as measured, `steps` their
-    host ranges; `recorded` is the window the profiler itself claims, where it says so. `defects` counts what makes a
-    trace untrustworthy (negative durations, activities outside the window or before their launch).
+    host ranges; `recorded` is the window the profiler itself claims, where it says so. `memory_calls` gives calls per
+    step and the host's time in them by the name of those that take memory from the driver or give it back. `defects`
+    counts what makes a trace untrustworthy (negative durations, activities outside the window or before their launch).
     """
 
     operators: Operators
@@ -66,6 +67,7 @@ class Trace:
     timeline: Timeline = field(default_factory=Timeline)
     recorded: tuple[float, float] | None = None
     device_names: tuple[str, ...] = ()
+    memory_calls: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     defects: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -79,6 +81,7 @@ def assemble(
     steps: tuple[StepRange, ...],
     recorded: tuple[float, float] | None = None,
     device_names: tuple[str, ...] = (),
+    memory_calls: Mapping[str, tuple[float, float]] | None = None,
     defects: Mapping[str, int] | None = None,
 ) -> Trace:
     """Derive what the columns imply. `concrete` holds constant arguments of operator rows, as text."""
@@ -104,6 +107,7 @@ def assemble(
         timeline=measure(Rows(operators, kernels, ranges, launches, steps, phases, of_kernels)),
         recorded=recorded,
         device_names=device_names,
+        memory_calls=memory_calls or {},
         defects=defects or {},
     )
 

@@ -207,7 +207,7 @@ def count_work(operators: Operators, concrete: Mapping[int, Texts]) -> dict[int,
         if key not in known:
             known[key] = work_of(*key)
         works.append(known[key])
-    state = _passes(operators)
+    state = passes(operators)
     return {
         row: work._replace(model=0.0, causal=0.0) if state[row] == RECOMPUTED else work
         for row in counted(operators, works)
@@ -237,14 +237,14 @@ def counted(operators: Operators, works: Sequence[Work | None]) -> tuple[int, ..
 BACKWARD, RECOMPUTED = 1, 2
 
 
-def _passes(operators: Operators) -> bytearray:
+def passes(operators: Operators) -> bytearray:
     """Per row: 0 in the forward pass, else BACKWARD or RECOMPUTED."""
-    passes = bytearray(len(operators))
+    found = bytearray(len(operators))
     for row, parent in enumerate(operators.parent):
-        state = passes[parent] if parent >= 0 else 0
+        state = found[parent] if parent >= 0 else 0
         if operators.forward_thread[row]:
             state = BACKWARD
         elif state == BACKWARD and operators.sequence[row] >= 0:
             state = RECOMPUTED
-        passes[row] = state
-    return passes
+        found[row] = state
+    return found

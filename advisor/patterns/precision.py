@@ -42,13 +42,10 @@ class Arithmetic:
 
 def arithmetic(profile: Profile) -> Arithmetic:
     """The products whose kernels ran in the profiled steps of a run on a GPU."""
-    kernels, operators = profile.kernels, profile.operators
-    steps = len({step for step in kernels.step if step >= 0})
-    times: dict[int, float] = {}
-    for row, us in _owners(kernels, operators):
-        times[row] = times.get(row, 0.0) + us
+    operators = profile.operators
+    steps = len({step for step in profile.kernels.step if step >= 0})
     found: dict[tuple[str, str], Products] = {}
-    for row, us in sorted(times.items()):
+    for row, us in sorted(product_times(profile).items()):
         dtype = next((d for d in operators.dtypes[row] if d.startswith(FLOATS)), None)
         if dtype is None:
             continue
@@ -61,6 +58,24 @@ def arithmetic(profile: Profile) -> Arithmetic:
             longest_us=max(known.longest_us, us),
         )
     return Arithmetic(found)
+
+
+def product_times(profile: Profile) -> dict[int, float]:
+    """The device time of every product of the profiled steps by its operator's row."""
+    times: dict[int, float] = {}
+    for row, us in _owners(profile.kernels, profile.operators):
+        times[row] = times.get(row, 0.0) + us
+    return times
+
+
+def products_of(profile: Profile, kind: str, dtype: str) -> dict[int, float]:
+    """The device time of the products of one family whose operands have a dtype, by their operators' rows."""
+    operators = profile.operators
+    return {
+        row: us
+        for row, us in product_times(profile).items()
+        if family(operators.name[row]) == kind and dtype in operators.dtypes[row]
+    }
 
 
 def _owners(kernels: Kernels, operators: Operators) -> list[tuple[int, float]]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from advisor.model import LoopCall
 from advisor.patterns.callsites import differentiates_twice
 from advisor.source import Source
+from advisor.unreached import unreached
 
 ALREADY = {
     "autocast": "the files use autocast already",
@@ -48,11 +49,16 @@ LIBRARIES = {
 }
 
 
-def settled(sources: Sequence[Source]) -> str | None:
-    """What in some files settles the precision of the products or forbids to lower it, with its place; else None."""
+def settled(sources: Sequence[Source], script: str | None = None) -> str | None:
+    """What in some files settles the precision of the products or forbids to lower it, with its place; else None.
+
+    Code that does not run when the script is started settles nothing.
+    """
+    asleep = {inner for statement in unreached(sources, script) for inner in ast.walk(statement)}
     for source in sources:
         for node, reason in _reasons(source):
-            return f"{reason} ({source.path}:{node.lineno})"
+            if node not in asleep:
+                return f"{reason} ({source.path}:{node.lineno})"
         twice = differentiates_twice(source)
         if twice is not None:
             return f"gradients are differentiated again (`{twice}`, {source.path})"

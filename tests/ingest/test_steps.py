@@ -68,6 +68,27 @@ def test_device_steps_are_adjacent_and_hold_their_own_wait_for_data(tmp_path: Pa
         assert step.phases_us["data"] == pytest.approx(500.0)
     assert trace.timeline.busy == pytest.approx(2 * 220.0 / 1850.0)
     assert trace.timeline.optimizer_us == {"SGD": pytest.approx(30.0)}
+    assert trace.timeline.optimizer_idle_us == {"SGD": 0.0}  # the device copies and multiplies meanwhile
+
+
+def test_the_device_waits_for_the_launches_of_an_optimizer(tmp_path: Path) -> None:
+    events = []
+    for index, begin in ((1, 0.0), (2, 1000.0)):
+        events += [
+            span(f"ProfilerStep#{index}", begin, 990.0),
+            op("aten::mm", begin + 20, 10.0, sequence=index * 10),
+            launch(index * 10, begin + 21),
+            kernel("gemm", begin + 30, 100.0, index * 10),
+            span("Optimizer.step#Adam.step", begin + 100, 400.0),
+            launch(index * 10 + 1, begin + 200),
+            kernel("update", begin + 210, 20.0, index * 10 + 1),
+            launch(index * 10 + 2, begin + 480),
+            kernel("update", begin + 490, 50.0, index * 10 + 2),
+        ]
+    trace = read_trace(save(tmp_path / "t.json", events))
+    assert trace.timeline.optimizer_us == {"Adam": pytest.approx(70.0)}
+    busy = 30.0 + 20.0 + 10.0  # of the 400 us that the host is in `step`
+    assert trace.timeline.optimizer_idle_us == {"Adam": pytest.approx(400.0 - busy)}
 
 
 def test_work_left_over_from_before_belongs_to_no_step(tmp_path: Path) -> None:

@@ -51,6 +51,13 @@ def test_sizes_that_vary_are_told(tmp_path: Path) -> None:
     assert isinstance(told, Decline) and "sizes vary" in told.reason
 
 
+def test_cudnn_sees_a_convolution_over_one_axis_with_two(tmp_path: Path) -> None:
+    ctx, source = profiled(BEFORE, tmp_path, (2, 4, 8, 8), (2, 4, 8, 1, 8))
+    (found,) = RULE.match(ctx)
+    assert isinstance(found, Finding)
+    assert isinstance(RULE.rewrite(found, source), Rewrite)
+
+
 @pytest.mark.parametrize(
     ("imports", "line"),
     [

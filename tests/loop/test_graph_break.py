@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from verdicts import improved
 
 from advisor import codemod
 from advisor.model import Span
@@ -62,10 +63,20 @@ def checked(path: Path) -> list[dict[str, Any]]:
     return [one for one in (*said["findings"], *said["declines"]) if one["rule"] in ("graph-break", "recompile")]
 
 
-def printed(path: Path) -> list[Any]:
+def printed(path: Path, *arguments: str) -> list[Any]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, check=True, env=environment)
+    command = [sys.executable, str(path), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     return list(json.loads(done.stdout.splitlines()[-1]))
+
+
+def edited(path: Path, edits: list[dict[str, Any]]) -> Path:
+    """A copy of a script with the edits of a finding."""
+    names = ("line", "column", "end_line", "end_column")
+    spans = [(Span(path=path.name, **{name: edit[name] for name in names}), edit["text"]) for edit in edits]
+    after = path.with_name("after.py")
+    after.write_text(codemod.apply(Source.read(path.parent, path.name), spans), encoding="utf-8")
+    return after
 
 
 def line_of(text: str) -> int:
@@ -83,12 +94,38 @@ def test_both_lines_are_found_and_the_edit_closes_them(tmp_path: Path) -> None:
     assert not [one for one in said if one["rule"] == "recompile" and one["status"] != "declined"]
     edits = found[line_of("if h.abs()")]["edits"]
     assert edits == found[line_of("self.stats.append")]["edits"]
-    names = ("line", "column", "end_line", "end_column")
-    spans = [(Span(path="train.py", **{name: edit[name] for name in names}), edit["text"]) for edit in edits]
-    after = tmp_path / "after.py"
-    after.write_text(codemod.apply(Source.read(tmp_path, "train.py"), spans), encoding="utf-8")
+    after = edited(path, edits)
     losses, kept, broken, _ = printed(path)
     new_losses, new_kept, new_broken, limits = printed(after)
+    assert broken > 0 and new_broken == 0 and limits == 0
+    assert new_losses == pytest.approx(losses, rel=1e-5) and new_kept == pytest.approx(kept, rel=1e-5)
+
+
+TRAINED = (
+    SCRIPT.replace('backend="eager"', 'backend="aot_eager"')
+    .replace("nn.Sequential(Block(), Block())", "nn.Sequential(*(Block() for _ in range(4)))")
+    .replace("range(30)", "range(int(sys.argv[1]))")
+    .replace("import json\n", "import json\nimport sys\n")
+)
+
+
+@pytest.mark.slow
+def test_with_both_lines_closed_the_script_is_faster(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    path = tmp_path / "train.py"
+    path.write_text(TRAINED, encoding="utf-8")
+    command = [sys.executable, "-m", "advisor", "optimize", "train.py", "--select", "graph-break", "--no-baselines"]
+    done = subprocess.run(
+        [*command, "--time", "90", "--json", "--", "100000"],
+        cwd=tmp_path, capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode in (0, 1), done.stderr
+    report = json.loads(done.stdout)
+    improved(report)
+    assert {f["line"]: f["status"] for f in report["findings"]} == {18: "applied", 20: "applied"}
+    assert len([t for t in report["trials"] if t["label"].startswith("graph-break")]) == 1
+    losses, kept, broken, _ = printed(path, "12")
+    new_losses, new_kept, new_broken, limits = printed(edited(path, report["findings"][0]["edits"]), "12")
     assert broken > 0 and new_broken == 0 and limits == 0
     assert new_losses == pytest.approx(losses, rel=1e-5) and new_kept == pytest.approx(kept, rel=1e-5)
 

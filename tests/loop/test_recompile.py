@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from verdicts import improved
 
 from advisor import registry, testing
 from advisor.model import Decline, Finding
@@ -78,3 +80,50 @@ def test_a_number_that_changes_is_told(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_nothing_is_said_where_nothing_is_compiled(tmp_path: Path) -> None:
     assert not answers(tmp_path, "Net()", "torch.randn(4 + step, 8)")
+
+
+SIZES = """\
+import torch
+from torch import nn
+
+torch._dynamo.config.automatic_dynamic_shapes = False
+torch._dynamo.config.recompile_limit = 4096
+torch._dynamo.config.accumulated_recompile_limit = 4096
+torch.manual_seed(0)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.linear = nn.Embedding(1500, 256), nn.Linear(256, 1500)
+
+    def forward(self, tokens):
+        return self.linear(self.embedding(tokens).relu())
+
+
+model = torch.compile(Net(), backend="eager")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(100_000):
+    tokens = torch.randint(0, 1500, (16, 64 + step // 2 % 1000))
+    loss = nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.slow
+def test_compiled_once_for_all_sizes_the_script_is_faster(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SIZES, encoding="utf-8")
+    command = [sys.executable, "-m", "advisor", "optimize", "train.py", "--select", "recompile", "--no-baselines"]
+    done = subprocess.run(
+        [*command, "--time", "120", "--json"],
+        cwd=tmp_path, capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode in (0, 1), done.stderr
+    report = json.loads(done.stdout)
+    improved(report)
+    (found,) = report["findings"]
+    assert (found["rule"], found["line"], found["status"]) == ("recompile", 19, "applied")
+    assert report["speedup"] > 1.1
+    assert '+model = torch.compile(Net(), backend="eager", dynamic=True)' in found["diff"]
