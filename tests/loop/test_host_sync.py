@@ -522,7 +522,7 @@ def test_silent_where_the_tensor_lives_on_the_host() -> None:
 def test_a_busy_device_gains_nothing() -> None:
     (decline,) = answers(script("run = 0.0", "run += loss.item()", "print(run)"), LOSS, felt_us=50.0)
     assert isinstance(decline, Decline)
-    assert decline.reason.endswith("of that the device has nothing to do for 50 us: 0.0% of the step")
+    assert decline.reason.endswith("of that the device has nothing to do for 50 us: 0.5% of the step")
 
 
 def test_without_a_gpu_every_place_says_so() -> None:
