@@ -10,7 +10,7 @@ from typing import Protocol
 from advisor import roofline
 from advisor.casttimes import cast_times
 from advisor.devicereads import move_times, read_times
-from advisor.model import NodeCost, OptimizerUse, Profile, Step, Utilisation
+from advisor.model import NodeCost, OptimizerUse, Profile, Step, Utilisation, mean_us
 from advisor.operators.families import ARITHMETIC, may_multiply
 from advisor.roofline import Machine
 
@@ -89,7 +89,7 @@ def analyze(
 def _guards(trace: Recorded, pace: float) -> dict[str, float]:
     """The host's time per step in which compiled code is chosen by its guards; nothing where no code is compiled."""
     found = [duration for name, _, duration, _ in trace.ranges if name == GUARDS]
-    return {"guards_us": sum(found) / max(1, len(trace.steps)) * min(pace, 1.0)} if found else {}
+    return {"guards_us": sum(found) / max(1, len(trace.steps)) * pace} if found else {}
 
 
 def _pace(trace: Recorded, wall_us: float | None) -> tuple[float, list[str]]:
@@ -98,8 +98,7 @@ def _pace(trace: Recorded, wall_us: float | None) -> tuple[float, list[str]]:
     Without a GPU, times are the host's, and the profiler slows the host: costs, regions and optimizer times are scaled
     to the un-profiled step. Phases stay as recorded.
     """
-    durations = [step.duration_us for step in trace.timeline.steps]
-    profiled = sum(durations) / len(durations) if durations else 0.0
+    profiled = mean_us(trace.timeline.steps) or 0.0
     if len(trace.kernels) or wall_us is None or profiled <= wall_us:
         return 1.0, []
     pace = wall_us / profiled
@@ -125,8 +124,7 @@ def _idle_pace(trace: Recorded, wall_us: float | None) -> float:
 
     The profiler slows the host and not the kernels: what a step without it takes less is idle time.
     """
-    durations = [step.duration_us for step in trace.timeline.steps]
-    profiled = sum(durations) / len(durations) if durations else 0.0
+    profiled = mean_us(trace.timeline.steps) or 0.0
     idle = (1.0 - (trace.timeline.busy or 0.0)) * profiled
     if wall_us is None or idle <= 0.0:
         return 1.0

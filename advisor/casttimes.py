@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from advisor.devicereads import owners
 from advisor.model import UNLINKED_READS, Kernels, NodeCost, Operators
 
 CAST = "aten::_to_copy"
@@ -19,6 +20,7 @@ def cast_times(
     A node's casts are those that it asks for, those that autocast makes of its inputs, and those of their gradients.
     Casts that no node made stand under `UNLINKED_READS`.
     """
+    nodes = owners(costs, operator_cost)
     found: dict[tuple[int, int], dict[Shape, float]] = {}
     for row, inner in enumerate(kernels.operator):
         if kernels.step[row] < 0 or inner < 0 or kernels.category[row] != "kernel" or not steps:
@@ -26,8 +28,7 @@ def cast_times(
         cast = _cast_around(operators, inner)
         if cast < 0 or not operators.dtypes[cast] or operators.dtypes[cast][0] not in FLOATS:
             continue
-        cost = operator_cost[cast] if cast < len(operator_cost) else -1
-        node = (costs[cost].graph, costs[cost].node) if cost >= 0 else UNLINKED_READS
+        node = nodes[cast] if cast < len(nodes) else UNLINKED_READS
         shape = tuple(operators.shapes[cast][0]) if operators.shapes[cast] else ()
         times = found.setdefault(node, {})
         times[shape] = times.get(shape, 0.0) + kernels.duration_us[row] / steps

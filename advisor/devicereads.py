@@ -22,9 +22,13 @@ def read_times(
     After a read the device has nothing queued. What it is idle until the next read, or as long as the host waited if
     that is less, is what reading later could save.
     """
-    nodes = [(costs[cost].graph, costs[cost].node) if cost >= 0 else UNLINKED_READS for cost in operator_cost]
-    found = _copies(kernels, operators, nodes, steps, TO_HOST)
+    found = _copies(kernels, operators, owners(costs, operator_cost), steps, TO_HOST)
     return {node: (waited, felt) for node, (waited, felt, _) in found.items()}
+
+
+def owners(costs: Sequence[NodeCost], operator_cost: Sequence[int]) -> list[tuple[int, int]]:
+    """The node (graph, node) whose time each operator row is, `UNLINKED_READS` where it is none's."""
+    return [(costs[cost].graph, costs[cost].node) if cost >= 0 else UNLINKED_READS for cost in operator_cost]
 
 
 def move_times(

@@ -7,7 +7,7 @@ not known is `None`, never 0, -1 or infinity. This module imports the standard l
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -471,6 +471,20 @@ class Profile:
             return None
         middle = len(ordered) // 2
         return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+
+    def profiled_step_us(self) -> float | None:
+        """Mean of the profiled steps' times, which the profiler makes longer; None where none was profiled."""
+        return mean_us(self.steps)
+
+    def pace(self) -> float:
+        """Un-profiled over profiled time of a step, at most 1; 1 where either is not known."""
+        median, profiled = self.median_step_us(), self.profiled_step_us()
+        return min(1.0, median / profiled) if median and profiled else 1.0
+
+
+def mean_us(steps: Sequence[Step]) -> float | None:
+    """Mean duration of some steps in microseconds; None of none."""
+    return sum(step.duration_us for step in steps) / len(steps) if steps else None
 
 
 # ------------------------------------------------------------------------------------------------------------ findings

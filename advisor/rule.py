@@ -164,8 +164,7 @@ class Context:
         busy = self.profile.utilisation.busy
         if busy is None:
             return None
-        durations = [step.duration_us for step in self.profile.steps]
-        profiled = sum(durations) / len(durations) if durations else self.step_us
+        profiled = self.profile.profiled_step_us() or self.step_us
         return max(0.0, self.step_us - busy * profiled)  # the profiler slows the host, not the kernels
 
     def calls(self, *names: str) -> tuple[LoopCall, ...]:

@@ -266,12 +266,11 @@ def _waited_us(ctx: Context) -> float:
 
     The profiler slows the host: its time is taken at the pace of the steps without it.
     """
-    operators, durations = ctx.profile.operators, [step.duration_us for step in ctx.profile.steps]
+    operators = ctx.profile.operators
     names = zip(operators.name, operators.step, operators.duration_us, strict=True)
     handed = [(number, time) for name, number, time in names if name == HANDED_OVER and number >= 0]
     count = len({number for number, _ in handed})
-    pace = min(1.0, ctx.step_us * len(durations) / sum(durations)) if durations else 1.0
-    return min(sum(time for _, time in handed) / count * pace, ctx.idle_us or 0.0) if count else 0.0
+    return min(sum(time for _, time in handed) / count * ctx.profile.pace(), ctx.idle_us or 0.0) if count else 0.0
 
 
 # ---------------------------------------------------------------------------------------------------------- the forward

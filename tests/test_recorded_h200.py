@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rich.console import Console
+from recordings import job_of, restore
 
 from advisor import patch, registry, stages
-from advisor.config import Config
 from advisor.job import Job
 from advisor.model import Profile
 from advisor.plan import Plan
-from advisor.progress import Progress
 from advisor.redact import Redactor
 from advisor.rundir import RunDir
 from advisor.stages import Matched
@@ -29,13 +26,8 @@ RECORDED = SAMPLE / "h200"
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
     run = tmp_path_factory.mktemp("run")
-    for name in ("trace.json.gz", "annotated.json.gz", "probe.json", "capture.json"):
-        shutil.copy(RECORDED / name, run / name)
-    for name in ("graph.json", "counters.json"):
-        (run / name).write_bytes(gzip.decompress((RECORDED / f"{name}.gz").read_bytes()))
-    progress = Progress(Console(quiet=True), quiet=True)
-    arguments = ("--preset", "h200")
-    return Job(SAMPLE / "train.py", arguments, None, ROOT, Config(), RunDir(run, Redactor.of_machine()), progress)
+    restore(RECORDED, run)
+    return job_of(SAMPLE / "train.py", ("--preset", "h200"), ROOT, run)
 
 
 @pytest.fixture(scope="module")

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import gzip
 import json
-import shutil
 from pathlib import Path
 
 import pytest
-from rich.console import Console
+from recordings import job_of, restore
 
 from advisor import stages
-from advisor.config import Config
-from advisor.job import Job
 from advisor.model import Finding
-from advisor.progress import Progress
-from advisor.redact import Redactor
-from advisor.rundir import RunDir
 from advisor.stages import Matched
 
 SAMPLES = Path(__file__).parent.parent / "samples"
@@ -24,11 +17,8 @@ SAMPLES = Path(__file__).parent.parent / "samples"
 
 def matched(script: str, recording: str, folder: Path, *arguments: str) -> tuple[Matched, float]:
     """What the rules say of a recorded run of a sample, and the median of its steps in microseconds."""
-    for name in ("trace.json.gz", "annotated.json.gz", "probe.json", "capture.json"):
-        shutil.copy(SAMPLES / recording / name, folder / name)
-    (folder / "graph.json").write_bytes(gzip.decompress((SAMPLES / recording / "graph.json.gz").read_bytes()))
-    progress, run = Progress(Console(quiet=True), quiet=True), RunDir(folder, Redactor.of_machine())
-    job = Job(SAMPLES / script, arguments, None, (SAMPLES / script).parent, Config(), run, progress)
+    restore(SAMPLES / recording, folder)
+    job = job_of(SAMPLES / script, arguments, (SAMPLES / script).parent, folder)
     profile = stages.analyse(job, stages.ingest(job))
     found = stages.find(job, profile)
     assert not found.errors

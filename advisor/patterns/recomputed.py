@@ -38,16 +38,9 @@ def recomputation(profile: Profile) -> Recomputation | None:
         spent = sum(duration for row, duration in pairs if row >= 0 and state[row] == RECOMPUTED)
     else:
         outermost = [row for row in rows if state[operators.parent[row]] != RECOMPUTED]
-        spent = sum(operators.duration_us[row] for row in outermost) * _pace(profile)
+        spent = sum(operators.duration_us[row] for row in outermost) * profile.pace()
     kept = sum(_read_bytes(operators, row) for row in _saving(operators, rows))
     return Recomputation(spent / steps, kept // steps, frozenset(operators.name[row] for row in rows))
-
-
-def _pace(profile: Profile) -> float:
-    """Un-profiled over profiled time of a step, at most 1."""
-    profiled = [step.duration_us for step in profile.steps]
-    median = profile.median_step_us()
-    return min(1.0, median * len(profiled) / sum(profiled)) if median and profiled else 1.0
 
 
 def _saving(operators: Operators, rows: list[int]) -> list[int]:

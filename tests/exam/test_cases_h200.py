@@ -3,10 +3,8 @@ GPU any more."""
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import json
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,20 +12,14 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from examiner import Answer, near, read
-from rich.console import Console
+from recordings import job_of, restore
 from test_cases_exam import CASES, DATA, FORBIDDEN_EDIT, FORBIDDEN_TEXT, LOOP_IDS, REFUSED, RULES
 
 from advisor import patch, stages
 from advisor.cli import cli
-from advisor.config import Config
-from advisor.job import Job
-from advisor.progress import Progress
-from advisor.redact import Redactor
 from advisor.rule import ON_A_GPU
-from advisor.rundir import RunDir
 
 RECORDED = Path(__file__).with_name("h200")
-PACKED = ("graph.json",)
 WANTED = [(n, i) for n, case in CASES.items() for i in case["expected"]["must_report"]]
 
 
@@ -37,11 +29,7 @@ def restored(number: int, root: Path) -> Path:
     (root / script).write_text((DATA / f"{CASES[number]['name']}.txt").read_text(encoding="utf-8"), encoding="utf-8")
     run = root / "runs" / "h200"
     run.mkdir(parents=True)
-    for file in (RECORDED / f"case_{number:02d}").iterdir():
-        if file.name.removesuffix(".gz") in PACKED:
-            (run / file.name.removesuffix(".gz")).write_bytes(gzip.decompress(file.read_bytes()))
-        else:
-            shutil.copy(file, run)
+    restore(RECORDED / f"case_{number:02d}", run)
     request = {"schema": 1, "script": script, "arguments": [], "entry": None, "root": "../..", "folder": "."}
     request["arguments_sha256"] = hashlib.sha256(b"").hexdigest()
     (run / "run.json").write_text(json.dumps({**request, "config": {}}), encoding="utf-8")
@@ -110,10 +98,7 @@ def test_nothing_forbidden_is_said(answers: Mapping[int, Answer], number: int) -
 def test_workers_pinned_memory_and_copies_in_one_patch(tmp_path: Path) -> None:
     """The call that gets workers and pinned memory is edited once, the copies of its batches beside it."""
     run = restored(11, tmp_path)
-    config, redactor = Config(), Redactor.of_machine()
-    progress = Progress(Console(quiet=True), quiet=True)
-    script = tmp_path / f"{CASES[11]['name']}.py"
-    job = Job(script, (), None, tmp_path, config, RunDir(run, redactor), progress)
+    job = job_of(tmp_path / f"{CASES[11]['name']}.py", (), tmp_path, run)
     planned = stages.order(job, stages.find(job, stages.analyse(job, stages.ingest(job))))
     workers, both, copies = planned.rewrites
     assert [(r.finding.rule, r.form) for r in planned.rewrites] == [
