@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from recordings import job_of, restore
+from recorded_runs import job_of, restore
 
 from advisor import patch, registry, stages
 from advisor.job import Job

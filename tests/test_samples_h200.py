@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from recordings import job_of, restore
+from recorded_runs import job_of, restore
 
 from advisor import stages
 from advisor.model import Finding

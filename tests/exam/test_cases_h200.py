@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from examiner import Answer, near, read
-from recordings import job_of, restore
+from recorded_runs import job_of, restore
 from test_cases_exam import CASES, DATA, FORBIDDEN_EDIT, FORBIDDEN_TEXT, LOOP_IDS, REFUSED, RULES
 
 from advisor import patch, stages
