@@ -10,7 +10,12 @@
     |   `-- ScriptTimeout       (3)     it did not reach the next step in time
     |-- ArtifactError           (4)     a file of a run is missing, truncated or of another schema
     |-- RuleError               (5)     a rule raised: a bug of the rule, the others still count
-    `-- OutputError             (6)     the run directory cannot be written
+    |-- OutputError             (6)     the run directory cannot be written
+    `-- ForgeError              (7)     GitHub, GitLab or the git remote does not do what the bot asks for
+        |-- ForgeRefused        (7)     the token is wrong or may not do this
+        |-- ForgeMissing        (7)     there is no such thing, or the token may not see it
+        |-- ForgeConflict       (7)     what was asked for contradicts the state of the forge, or is malformed
+        `-- ForgeUnavailable    (7)     it does not answer, or asks to come back later: `retry_after_s`
 
 Status 1 means "ran, and the gain is not confirmed"; 130 means interrupted. A bug of ours is no member of this tree:
 it ends with a traceback.
@@ -78,3 +83,32 @@ class OutputError(AdvisorError):
     """A file of the run cannot be written."""
 
     exit_status = 6
+
+
+class ForgeError(AdvisorError):
+    """A forge or its git remote does not do what it was asked for; the message says what was asked and what it said."""
+
+    exit_status = 7
+
+
+class ForgeRefused(ForgeError):
+    """The token is wrong, has expired, or may not do this."""
+
+
+class ForgeMissing(ForgeError):
+    """There is no such repository, pull request or file, or the token may not see it."""
+
+
+class ForgeConflict(ForgeError):
+    """What was asked for contradicts the state of the forge (a moved branch, a protected one), or is malformed."""
+
+
+class ForgeUnavailable(ForgeError):
+    """No answer, an answer of 5xx, or a rate limit that outlasts the patience; may work later.
+
+    `retry_after_s` is how many seconds to wait, None where the forge did not say.
+    """
+
+    def __init__(self, message: str, *, detail: str | None = None, retry_after_s: float | None = None) -> None:
+        super().__init__(message, detail=detail)
+        self.retry_after_s = retry_after_s

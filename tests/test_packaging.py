@@ -74,7 +74,7 @@ _NOUNS = "model rule graphrule patterns codemod source align semantics glance at
 _NOUNS += " triangles forms kernels model_types trainingloop given blocks callees microsteps gradfree places"
 _NOUNS += " origin regional runlength roofline"
 RULES_MAY_IMPORT = tuple(f"advisor.{name}" for name in _NOUNS.split())
-REPORTS_MAY_IMPORT = ("advisor.model", "advisor.measured", "advisor.reports")
+REPORTS_MAY_IMPORT = ("advisor.model", "advisor.measured", "advisor.proposals", "advisor.reports")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""The pull-request bot: forges, webhooks, git, the sandbox, and the policy that joins them."""
