@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from advisor.diffs import edited
 from advisor.errors import ArtifactError, DirtyTreeError, OutputError, UsageError
 from advisor.machine import git
 from advisor.model import Patch
+from advisor.proposals import FileEdit
 from advisor.redact import Redactor
 from advisor.rundir import RunDir, request_of, root_of
 from advisor.source import Source
@@ -76,8 +78,11 @@ def _patched(root: Path, path: str, file: Mapping[str, Any], run: str) -> str:
     text = Source.read(root, path).text
     if Source(path, text).sha256 != file["base"]:
         raise ArtifactError(f"{path} has changed since run {run}: run `advisor optimize` on it again")
-    for begin, end, new in reversed(file["replacements"]):
-        text = text[:begin] + new + text[end:]
+    replacements = tuple((begin, end, new) for begin, end, new in file["replacements"])
+    try:
+        text = edited(text, FileEdit(base=file["base"], result=file["result"], replacements=replacements))
+    except ValueError as error:
+        raise ArtifactError(f"patch.json of run {run} is damaged: run `advisor optimize` again") from error
     if Source(path, text).sha256 != file["result"]:
         raise ArtifactError(
             f"the stored patch of {path} is not the text that was proved, because it held what looks like a secret or "

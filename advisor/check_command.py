@@ -12,7 +12,9 @@ from advisor.errors import UsageError
 
 if TYPE_CHECKING:
     from advisor.checking import Result
+    from advisor.model import CheckReport
 
+FORMATS = ["text", "json", "sarif", "github", "markdown", "rdjson"]
 _ARGUMENTS = "advisor.arguments"
 
 
@@ -41,7 +43,7 @@ class _WithArguments(click.Command):
 @click.option("--seed", type=int, help="Seed set before a script starts.")
 @click.option("--check", "gate", is_flag=True, help="Exit with status 1 when there is a finding.")
 @click.option("--why", metavar="FILE:LINE", help="Tell instead why there is or is no finding at a line.")
-@click.option("--output-format", type=click.Choice(["text", "json", "sarif", "github"]), help="Default: text.")
+@click.option("--output-format", type=click.Choice(FORMATS), help="Default: text.")
 @click.option("--json", "as_json", is_flag=True, help="The same as --output-format json.")
 @click.option("--quiet", "-q", is_flag=True, help="No progress lines.")
 def check(
@@ -107,18 +109,26 @@ def _show_check(result: Result, style: str) -> None:
             render_explanation(explanation, console())
         if not result.explanations:
             render_terminal(result.report, console())
-    elif style == "json":
-        from advisor.reports.jsonform import render_check
-
-        click.echo(render_check(result.report), nl=False)
-    elif style == "sarif":
-        from advisor.reports.sarif import render_sarif
-
-        click.echo(render_sarif(result.report), nl=False)
     else:
-        from advisor.reports.check_terminal import render_github
+        click.echo(_rendered(result.report, style), nl=False)
 
-        click.echo(render_github(result.report), nl=False)
+
+def _rendered(report: CheckReport, style: str) -> str:
+    """The document of a format."""
+    from advisor.reports.check_terminal import render_github
+    from advisor.reports.jsonform import render_check
+    from advisor.reports.markdown import render_check_markdown
+    from advisor.reports.rdjson import render_rdjson
+    from advisor.reports.sarif import render_sarif
+
+    formats = {
+        "json": render_check,
+        "sarif": render_sarif,
+        "github": render_github,
+        "markdown": render_check_markdown,
+        "rdjson": render_rdjson,
+    }
+    return str(formats[style](report))
 
 
 def explain(folder: Path, why: str) -> None:

@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import advisor
-from advisor import check_command
+from advisor import bot_command, check_command
 from advisor.commandline import INTERRUPTED, NOT_CONFIRMED, console, settings, show_error, shown
 from advisor.commandline import progress as stage_lines
 from advisor.errors import AdvisorError, ArtifactError, OutputError, UsageError
 
 if TYPE_CHECKING:
     from advisor.job import Request
+    from advisor.model import Report
+
+FORMATS = ["text", "json", "markdown", "sarif", "rdjson", "html"]
 
 
 class _Group(click.Group):
@@ -69,6 +72,7 @@ def cli() -> None:
 @click.option("--resume", metavar="RUN", help="Go on with an interrupted run.")
 @click.option("--apply", "apply_patch", is_flag=True, help="Apply the patch when it is proven.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON on standard output.")
+@click.option("--output-format", type=click.Choice(FORMATS), help="How the report is printed (default: text).")
 @click.option("--quiet", "-q", is_flag=True, help="No progress lines.")
 def optimize(
     script: Path | None,
@@ -76,6 +80,7 @@ def optimize(
     resume: str | None,
     apply_patch: bool,
     as_json: bool,
+    output_format: str | None,
     quiet: bool,
     out: Path | None,
     entry: str | None,
@@ -88,6 +93,7 @@ def optimize(
 
     if script is None and resume is None:
         raise UsageError("name the training script: advisor optimize SCRIPT [-- ARGUMENTS]")
+    style = _style(as_json, output_format)
     config, out = settings(options, out)
     progress = stage_lines(quiet, STAGES)
     request = Request(script=script, arguments=arguments, entry=entry, config=config, out=out, resume=resume)
@@ -96,12 +102,12 @@ def optimize(
     except KeyboardInterrupt:
         _interrupted(progress.current, request)
         raise SystemExit(INTERRUPTED) from None
-    _show(result.report, result.folder, as_json)
+    _show(result.report, result.folder, style)
     if apply_patch and result.report.outcome == "improved":
         from advisor.application import apply_patch as put
 
         for path in put(result.root, result.patch):
-            click.echo(f"changed {path}", err=as_json)
+            click.echo(f"changed {path}", err=style != "text")
     for error in result.errors:
         show_error(error)
     if result.errors:
@@ -116,18 +122,40 @@ def _interrupted(stage: str | None, request: Request) -> None:
     click.echo(f"\ninterrupted{where}{hint}", err=True)
 
 
-def _show(report: Any, folder: Path, as_json: bool) -> None:
-    from advisor.reports.jsonform import render_json
-    from advisor.reports.terminal import render_terminal
+def _style(as_json: bool, output_format: str | None) -> str:
+    """The format that was asked for; raises UsageError where two were."""
+    if as_json and output_format not in (None, "json"):
+        raise UsageError(f"--json and --output-format {output_format} exclude each other: leave one out")
+    return "json" if as_json else output_format or "text"
 
-    if as_json:
-        click.echo(render_json(report))
-    else:
+
+def _show(report: Report, folder: Path, style: str) -> None:
+    if style == "text":
+        from advisor.reports.terminal import render_terminal
+
         inside = os.path.relpath(folder)
         render_terminal(report, console(), folder=inside if not inside.startswith("..") else shown(str(folder)))
+    elif style == "json":
+        from advisor.reports.jsonform import render_json
+
+        click.echo(render_json(report))
+    else:
+        click.echo(_rendered(report, style), nl=False)
+
+
+def _rendered(report: Report, style: str) -> str:
+    """The document of a format for other programs and for people elsewhere."""
+    from advisor.reports.html import render_html
+    from advisor.reports.markdown import render_markdown
+    from advisor.reports.rdjson import render_rdjson
+    from advisor.reports.sarif import render_sarif
+
+    formats = {"html": render_html, "markdown": render_markdown, "rdjson": render_rdjson, "sarif": render_sarif}
+    return str(formats[style](report))
 
 
 cli.add_command(check_command.check)
+cli.add_command(bot_command.bot)
 
 
 @cli.command()
@@ -233,15 +261,31 @@ def _apply(folder: Path, allow_dirty: bool) -> None:
 @click.argument("run", required=False)
 @click.option("--out", type=click.Path(path_type=Path), help="Where runs are kept.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@click.option(
+    "--output-format",
+    type=click.Choice([*FORMATS, "schema"]),
+    help="Default: text; schema is the JSON Schema of the JSON form and needs no run.",
+)
 @click.option("--html", is_flag=True, help="Write report.html again and print its path.")
 @click.option("--why", metavar="FILE:LINE", help="Tell instead why there is or is no finding at a line.")
-def report(run: str | None, out: Path | None, as_json: bool, html: bool, why: str | None) -> None:
+def report(
+    run: str | None, out: Path | None, as_json: bool, output_format: str | None, html: bool, why: str | None
+) -> None:
     """Show the report of RUN (default: the latest) again."""
     from advisor.redact import Redactor
     from advisor.reports.html import render_html
     from advisor.reports.jsonform import from_document
     from advisor.rundir import find
 
+    style = _style(as_json, output_format)
+    if style != "text" and (html or why is not None):
+        raise UsageError(f"--{'html' if html else 'why'} and another format exclude each other: leave one out")
+    if style == "schema":
+        from advisor.reports.jsonform import written
+        from advisor.reports.schema import report_schema
+
+        click.echo(written(report_schema()), nl=False)
+        return
     found = find(run, out, Redactor.of_machine())
     if why is not None:
         check_command.explain(found.path, why)
@@ -256,7 +300,7 @@ def report(run: str | None, out: Path | None, as_json: bool, html: bool, why: st
         found.write("report.html", render_html(document))
         click.echo(found.path / "report.html")
     else:
-        _show(document, found.path, as_json)
+        _show(document, found.path, style)
 
 
 @cli.command("rules")

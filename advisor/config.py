@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import difflib
 import math
+import shlex
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,38 @@ else:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BotConfig:
+    """What the owners of a repository let the bot do: `[tool.advisor.bot]`, of which only the base branch's counts.
+
+    Without `enabled` it does nothing. `scripts` are the commands to measure, each a script and its arguments, run in
+    the root of the repository. `pull_requests` examines those that change a file matched by `paths`; `forks` those of
+    strangers too. `commands` answers `/advisor` comments of people who may push. `schedule` (never, daily, weekly) is
+    how often improvements of the default branch are looked for unasked. `fail_on` (never, regression) makes a check
+    fail. `stacked` puts all proven rewrites into one pull request, else there is one a rule; `max_open` are open at a
+    time, `per_week` are opened in seven days, with `labels`, as a `draft`. `dashboard` keeps an issue with the state of
+    all, `code_scanning` hands findings to it as SARIF. `time_s` bounds the search of each measurement in seconds. `network` lets the measured script reach it.
+    """
+
+    enabled: bool = False
+    scripts: tuple[str, ...] = ()
+    pull_requests: bool = True
+    forks: bool = False
+    paths: tuple[str, ...] = ("*.py", "pyproject.toml", "requirements*.txt")
+    commands: bool = True
+    schedule: str = "never"
+    fail_on: str = "never"
+    stacked: bool = False
+    max_open: int = 3
+    per_week: int = 3
+    labels: tuple[str, ...] = ("advisor",)
+    draft: bool = False
+    dashboard: bool = True
+    code_scanning: bool = False
+    time_s: float = 270.0
+    network: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """Settings of a run; the defaults are what a user gets without a file.
 
@@ -30,7 +63,7 @@ class Config:
     FLOP/s where the table does not know it. `trajectory_steps` is the length of the compared loss curves, `min_quads`
     the least number of A B B A quads behind a verdict. `python` is the interpreter of the user's script. `baselines`
     asks for the one-line variants beside the patch. `ncu` asks for the counters of the kernels with most recoverable
-    time by Nsight Compute, `replay` for those of the operators, each replayed alone.
+    time by Nsight Compute, `replay` for those of the operators, each replayed alone. `bot` is the table of that name.
     """
 
     steps: int = 8
@@ -51,6 +84,7 @@ class Config:
     baselines: bool = True
     ncu: bool = False
     replay: bool = False
+    bot: BotConfig = field(default_factory=BotConfig)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +144,43 @@ _KINDS: Mapping[str, _Kind] = {
 }
 
 
+def _one_of(*values: str) -> _Kind:
+    return _Kind(f"one of {', '.join(values)}", lambda value: value in values)
+
+
+def _commands(value: Any) -> bool:
+    return _is_texts(value) and all(_split(item) for item in value)
+
+
+def _split(command: str) -> list[str]:
+    """The words of a command; none of one whose quotes do not end."""
+    try:
+        return shlex.split(command)
+    except ValueError:
+        return []
+
+
+_BOT: Mapping[str, _Kind] = {
+    "enabled": _FLAG,
+    "scripts": _Kind("an array of commands, each a script with its arguments", _commands, tuple),
+    "pull_requests": _FLAG,
+    "forks": _FLAG,
+    "paths": _TEXTS,
+    "commands": _FLAG,
+    "schedule": _one_of("never", "daily", "weekly"),
+    "fail_on": _one_of("never", "regression"),
+    "stacked": _FLAG,
+    "max_open": _whole(1),
+    "per_week": _whole(1),
+    "labels": _Kind("an array of strings", lambda value: value == [] or _is_texts(value), tuple),
+    "draft": _FLAG,
+    "dashboard": _FLAG,
+    "code_scanning": _FLAG,
+    "time_s": _POSITIVE,
+    "network": _FLAG,
+}
+
+
 def load_config(start: Path) -> Config:
     """The settings of the nearest configuration upward from the folder (or file) `start`; else the defaults.
 
@@ -120,15 +191,23 @@ def load_config(start: Path) -> Config:
     """
     folder = start.resolve()
     for parent in (folder, *folder.parents):
-        path = parent / "advisor.toml"
-        if path.is_file():
-            return _config(_read(path), path)
-        path = parent / "pyproject.toml"
-        if path.is_file():
-            tool = _read(path).get("tool", {})
-            if isinstance(tool, dict) and "advisor" in tool:
-                return _config(tool["advisor"], path)
+        found = config_in(parent)
+        if found is not None:
+            return found
     return Config()
+
+
+def config_in(folder: Path) -> Config | None:
+    """The settings that stand in one folder, None where it has none; otherwise like `load_config`."""
+    path = folder / "advisor.toml"
+    if path.is_file():
+        return _config(_read(path), path)
+    path = folder / "pyproject.toml"
+    if path.is_file():
+        tool = _read(path).get("tool", {})
+        if isinstance(tool, dict) and "advisor" in tool:
+            return _config(tool["advisor"], path)
+    return None
 
 
 def merge(config: Config, **overrides: Any) -> Config:
@@ -152,7 +231,11 @@ def _read(path: Path) -> dict[str, Any]:
 def _config(table: Any, path: Path) -> Config:
     if not isinstance(table, dict):
         raise ConfigError(f"{path}: [tool.advisor] must be a table, found {_shown(table)}")
-    values = _checked(table, str(path))
+    bot = table.get("bot", {})
+    if not isinstance(bot, dict):
+        raise ConfigError(f"{path}: bot must be a table, found {_shown(bot)}")
+    values = _checked({key: value for key, value in table.items() if key != "bot"}, str(path))
+    values["bot"] = BotConfig(**_checked(bot, f"{path}: [bot]", _BOT))
     for key in ("rules_folder", "out", "python"):
         value = values.get(key)
         if value is not None and (key != "python" or "/" in value or "\\" in value):
@@ -160,23 +243,23 @@ def _config(table: Any, path: Path) -> Config:
     return Config(**values)
 
 
-def _checked(table: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _checked(table: Mapping[str, Any], where: str, kinds: Mapping[str, _Kind] = _KINDS) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for key, value in table.items():
-        kind = _KINDS.get(key)
+        kind = kinds.get(key)
         if kind is None:
-            raise ConfigError(f"{where}: unknown key {key!r}; {_hint(key)}")
+            raise ConfigError(f"{where}: unknown key {key!r}; {_hint(key, kinds)}")
         if not kind.accepts(value):
             raise ConfigError(f"{where}: {key} must be {kind.words}, found {_shown(value)}")
         values[key] = kind.convert(value)
     return values
 
 
-def _hint(key: str) -> str:
-    near = difflib.get_close_matches(key.lower().replace("-", "_"), _KINDS, n=1, cutoff=0.5)
+def _hint(key: str, kinds: Mapping[str, _Kind]) -> str:
+    near = difflib.get_close_matches(key.lower().replace("-", "_"), kinds, n=1, cutoff=0.5)
     if near:
         return f"did you mean {near[0]!r}?"
-    return f"the keys are {', '.join(sorted(_KINDS))}"
+    return f"the keys are {', '.join(sorted(kinds))}"
 
 
 def _shown(value: Any) -> str:

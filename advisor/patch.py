@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import difflib
-import io
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
 
-from advisor.codemod import Conflict, apply
+from advisor.codemod import Conflict, apply, replacements
+from advisor.diffs import unified
 from advisor.model import Patch, Rewrite, Span
+from advisor.proposals import FileEdit
 from advisor.source import Source, parsed
 
+Read: TypeAlias = Callable[[str], Source]
 
-def build(rewrites: Sequence[Rewrite], read: Callable[[str], Source]) -> Patch:
+
+def build(rewrites: Sequence[Rewrite], read: Read) -> Patch:
     """A patch of the rewrites that fit together; one that overlaps an earlier one is skipped with the reason."""
     kept: list[Rewrite] = []
     skipped: list[tuple[Rewrite, str]] = []
@@ -34,7 +37,7 @@ def build(rewrites: Sequence[Rewrite], read: Callable[[str], Source]) -> Patch:
     )
 
 
-def steps(patch: Patch, read: Callable[[str], Source]) -> list[tuple[Rewrite, str]]:
+def steps(patch: Patch, read: Read) -> list[tuple[Rewrite, str]]:
     """One diff per rewrite, to be applied in order."""
     found: list[tuple[Rewrite, str]] = []
     before: Mapping[str, str] = {path: read(path).text for path in patch.sources}
@@ -45,7 +48,21 @@ def steps(patch: Patch, read: Callable[[str], Source]) -> list[tuple[Rewrite, st
     return found
 
 
-def _texts(rewrites: Sequence[Rewrite], read: Callable[[str], Source]) -> dict[str, str]:
+def edits(patch: Patch, read: Read) -> dict[str, FileEdit]:
+    """What the patch does to every file, exactly: enough to repeat it on the same text, and to know that it is."""
+    files: dict[str, FileEdit] = {}
+    for path, text in patch.sources.items():
+        source = read(path)
+        mine = [edit for rewrite in patch.rewrites for edit in rewrite.edits if edit[0].path == path]
+        files[path] = FileEdit(
+            base=source.sha256,
+            result=Source(path, text).sha256,
+            replacements=tuple(replacements(source, mine)),
+        )
+    return files
+
+
+def _texts(rewrites: Sequence[Rewrite], read: Read) -> dict[str, str]:
     edits: dict[str, list[tuple[Span, str]]] = {}
     for rewrite in rewrites:
         for span, text in rewrite.edits:
@@ -54,14 +71,3 @@ def _texts(rewrites: Sequence[Rewrite], read: Callable[[str], Source]) -> dict[s
     for path, text in texts.items():
         parsed(text, path)
     return texts
-
-
-def unified(path: str, before: str, after: str) -> str:
-    """A unified diff in git's form, whose lines end with a line feed only; empty when nothing changed."""
-    if before == after:
-        return ""
-    lines: list[str] = [f"diff --git a/{path} b/{path}\n"]
-    old, new = (list(io.StringIO(text, newline="\n")) for text in (before, after))
-    for line in difflib.unified_diff(old, new, f"a/{path}", f"b/{path}", n=3):
-        lines.append(line if line.endswith("\n") else line + "\n\\ No newline at end of file\n")
-    return "".join(lines)

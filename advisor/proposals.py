@@ -73,7 +73,8 @@ class Examined:
     """One configured script: `command` is what the owner wrote. `error` is why nothing could be measured of it.
 
     `report` is of `advisor optimize` on the commit that is proposed (the head), `rewrites` holds what each of its
-    applied findings edits there, by fingerprint of the finding.
+    applied findings edits there, by fingerprint of the finding. `undecided` are rules whose rewrites alone the
+    measurement did not settle.
     """
 
     command: str
@@ -81,6 +82,7 @@ class Examined:
     report: Report | None = None
     rewrites: Mapping[str, Mapping[str, FileEdit]] = field(default_factory=dict)
     proposals: tuple[Proposal, ...] = ()
+    undecided: tuple[str, ...] = ()
     error: str | None = None
 
 

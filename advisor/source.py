@@ -31,6 +31,11 @@ def parsed(text: str, path: str) -> ast.Module:
     return ast.parse("\f\f\f" + text[1:] if text.startswith("\ufeff") else text, path)
 
 
+def digest(text: str) -> str:
+    """SHA-256 of a text in UTF-8, as hexadecimal digits."""
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()
+
+
 @dataclass(frozen=True)
 class Source:
     """A file of the user. `path` is relative to the project root."""
@@ -78,7 +83,7 @@ class Source:
     @cached_property
     def sha256(self) -> str:
         """Digest of the text, as UTF-8."""
-        return hashlib.sha256(self.text.encode("utf-8")).hexdigest()
+        return digest(self.text)
 
     @cached_property
     def parents(self) -> dict[ast.AST, ast.AST]:

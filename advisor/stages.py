@@ -17,7 +17,6 @@ from advisor import analyze, calibration, match, patch, plan, summary
 from advisor.capture import ncu
 from advisor.capture.counters import Recording, Sampler, summarise, summarise_windows, visible_device
 from advisor.capture.launch import Child, child_environment
-from advisor.codemod import replacements
 from advisor.columns.table import Table
 from advisor.correlate import Correlation, correlate
 from advisor.errors import ArtifactError, NoStepsError, RuleError, ScriptError
@@ -30,7 +29,6 @@ from advisor.machine import environment
 from advisor.measured import FileProfile
 from advisor.model import Graph, Hardware, Outcome, Patch, Profile, Report, Safety, SingleCounters, Verdict
 from advisor.rule import Rule
-from advisor.source import Source
 from advisor.verify import regions
 from advisor.verify.lab import ProcessLab, Settings
 from advisor.verify.search import search
@@ -512,13 +510,5 @@ def _write_patch(job: Job, proven: Patch) -> None:
     changing = [(rewrite, diff) for rewrite, diff in patch.steps(proven, job.read) if diff]
     for number, (rewrite, diff) in enumerate(changing, start=1):
         job.run.write(f"{number:02d}-{rewrite.finding.rule}.patch", diff)
-    files = {}
-    for path, text in proven.sources.items():
-        source = job.read(path)
-        mine = [edit for rewrite in proven.rewrites for edit in rewrite.edits if edit[0].path == path]
-        files[path] = {
-            "base": source.sha256,
-            "result": Source(path, text).sha256,
-            "replacements": replacements(source, mine),
-        }
+    files = {path: summary.plain(edit) for path, edit in patch.edits(proven, job.read).items()}
     job.run.write_json("patch.json", {"rewrites": [r.id for r in proven.rewrites], "files": files})

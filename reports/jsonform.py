@@ -37,7 +37,7 @@ _RENAMED: Mapping[type, Mapping[str, str]] = {
 }
 
 # Properties that are written as fields, null unless the fields they are made of are known.
-_DERIVED: Mapping[type, tuple[str, tuple[str, ...]]] = {
+DERIVED: Mapping[type, tuple[str, tuple[str, ...]]] = {
     Region: ("recoverable_us", ("measured_us", "floor_us")),
     Cost: ("recoverable_us", ("time_us", "floor_us")),
 }
@@ -108,6 +108,11 @@ def from_document(document: Mapping[str, Any]) -> Report:
     return report
 
 
+def decode(kind: Any, document: Any, where: str) -> Any:
+    """The noun of type `kind` that `encode` wrote; ValueError says which field is missing or of another type."""
+    return _decode(kind, document, where)
+
+
 # ------------------------------------------------------------------------------------------------------------ encoding
 
 
@@ -134,13 +139,13 @@ def encode(kind: Any, value: Any) -> Any:
 def _encode_fields(value: Any) -> dict[str, Any]:
     kind: Any = type(value)
     encoded: dict[str, Any] = {}
-    for name, inner in _fields(kind).items():
+    for name, inner in declared(kind).items():
         item = encode(inner, getattr(value, name))
         if kind is Baseline and name == "step_us":
             encoded["step_ms"] = None if item is None else item / 1000
-        encoded[_label(kind, name)] = item
-    if kind in _DERIVED:
-        name, made_of = _DERIVED[kind]
+        encoded[label(kind, name)] = item
+    if kind in DERIVED:
+        name, made_of = DERIVED[kind]
         encoded[name] = None if any(encoded[each] is None for each in made_of) else getattr(value, name)
     return encoded
 
@@ -183,11 +188,11 @@ def _decode(kind: Any, value: Any, where: str) -> Any:
 def _decode_fields(kind: Any, entries: Mapping[str, Any], where: str) -> Any:
     given: dict[str, Any] = {}
     for field in dataclasses.fields(kind):
-        label = _label(kind, field.name)
-        if label in entries:
-            given[field.name] = _decode(_fields(kind)[field.name], entries[label], f"{where}.{label}")
+        named = label(kind, field.name)
+        if named in entries:
+            given[field.name] = _decode(declared(kind)[field.name], entries[named], f"{where}.{named}")
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            raise ValueError(f"{where}: the field {label!r} is missing")
+            raise ValueError(f"{where}: the field {named!r} is missing")
     return kind(**given)
 
 
@@ -236,12 +241,14 @@ def _noun(value: Any) -> str:
 
 
 @functools.cache
-def _fields(kind: Any) -> Mapping[str, Any]:
+def declared(kind: Any) -> Mapping[str, Any]:
+    """The fields of a noun with their types."""
     hints = get_type_hints(kind)
     return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 
 
-def _label(kind: Any, name: str) -> str:
+def label(kind: Any, name: str) -> str:
+    """The name in a document of a field of a noun."""
     return _RENAMED.get(kind, {}).get(name, name)
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
 
 from advisor import config as module
-from advisor.config import Config, load_config, merge
+from advisor.config import BotConfig, Config, load_config, merge
 from advisor.errors import ConfigError
 
 
@@ -25,10 +26,40 @@ def test_the_defaults(tmp_path: Path) -> None:
 
 
 def test_every_setting_has_a_kind() -> None:
-    assert set(module._KINDS) == {field.name for field in dataclasses.fields(Config)}
-    for field in dataclasses.fields(Config):
-        value = getattr(Config(), field.name)
-        assert value is None or module._KINDS[field.name].accepts(value)
+    for defaults, kinds in ((Config(), module._KINDS), (Config().bot, module._BOT)):
+        names = {field.name for field in dataclasses.fields(defaults)} - {"bot"}
+        assert set(kinds) == names
+        for name in names:
+            value = getattr(defaults, name)
+            value = list(value) if value == () else value
+            assert value in (None, []) or kinds[name].accepts(value)
+
+
+def test_the_table_of_the_bot(tmp_path: Path) -> None:
+    text = '[tool.advisor]\nsteps = 4\n[tool.advisor.bot]\nenabled = true\nscripts = ["train.py --n 1"]\nlabels = []\n'
+    write(tmp_path / "pyproject.toml", text)
+    config = load_config(tmp_path)
+    assert (config.steps, config.bot) == (4, BotConfig(enabled=True, scripts=("train.py --n 1",), labels=()))
+    write(tmp_path / "advisor.toml", "[bot]\nmax_open = 1\n")
+    assert load_config(tmp_path).bot.max_open == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("bot = 1", "bot must be a table"),
+        ("[bot]\nmax-open = 1", "[bot]: unknown key 'max-open'; did you mean 'max_open'?"),
+        ("[bot]\nschedule = 'hourly'", "schedule must be one of never, daily, weekly"),
+        ("[bot]\nscripts = ['train.py \"']", "scripts must be an array of commands"),
+        ("[bot]\nscripts = ['']", "scripts must be an array of commands"),
+        ("[bot]\nmax_open = 0", "max_open must be a whole number of at least 1"),
+        ("bot.bot = {}", "unknown key 'bot'"),
+    ],
+)
+def test_what_is_wrong_with_the_table_of_the_bot(tmp_path: Path, text: str, message: str) -> None:
+    write(tmp_path / "advisor.toml", text)
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        load_config(tmp_path)
 
 
 def test_the_table_in_pyproject(tmp_path: Path) -> None:

@@ -57,7 +57,10 @@ STAGES = {"capture", "ingest", "correlate", "analyze", "match", "plan", "patch",
 # Modules that see several stages: they put a run, its report or an example together.
 COMPOSERS = {
     "advisor.besides",
+    "advisor.bot.handover",
+    "advisor.bot.measure",
     "advisor.checking",
+    "advisor.comparing",
     "advisor.doctor",
     "advisor.fileprofile",
     "advisor.job",

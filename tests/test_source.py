@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from advisor.codemod import apply, replace
+from advisor.diffs import unified
 from advisor.errors import SourceError
 from advisor.ingest.frames import Frames
-from advisor.patch import unified
 from advisor.source import Source, parsed, split_lines
 
 ODD = [

@@ -151,8 +151,15 @@ class ProcessLab:
         rows = int(known.options["batch_divisor"])
         if rows > 1:
             notes.append(f"compared on the first 1/{rows} of every batch: the whole did not fit in memory in every arm")
-        fallbacks = tuple(wrong_operators(_facts(known.base), _facts(cand), patch.rewrites))
-        return replace(numerics, notes=tuple(notes), fallbacks=fallbacks)
+        before, later = _facts(known.base), _facts(cand)
+        gone, new = changed_operators(before, later)
+        return replace(
+            numerics,
+            notes=tuple(notes),
+            fallbacks=tuple(wrong_operators(before, later, patch.rewrites)),
+            operators_gone=gone,
+            operators_new=new,
+        )
 
     def _record_originals(self, divisor: int) -> _Originals:
         """Run the script as found, then in higher precision; all arms take as many steps as the first one managed."""
@@ -397,6 +404,14 @@ def wrong_operators(base: Mapping[str, Any], cand: Mapping[str, Any], rewrites: 
             yield f"{rewrite.title} fell back to {fallback[0]}, which is no gain"
         elif rewrite.runs and not ran & set(rewrite.runs):
             yield f"{rewrite.title} has no effect: none of {', '.join(rewrite.runs)} ran"
+
+
+def changed_operators(base: Mapping[str, Any], cand: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names of operators that no longer run, and of those that did not run before; none where an arm saw none."""
+    if "operators" not in base or "operators" not in cand:
+        return (), ()
+    before, after = set(base["operators"]), set(cand["operators"])
+    return tuple(sorted(before - after)), tuple(sorted(after - before))
 
 
 def _facts(folder: Path) -> dict[str, Any]:
