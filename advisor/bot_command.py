@@ -157,7 +157,7 @@ def serve(
     """Receive webhooks and do what they ask for, one task at a time. Stops on SIGTERM; what was accepted is kept."""
     from advisor.bot.assembly import default_state
     from advisor.bot.events import parse
-    from advisor.bot.sandbox import find_sandbox
+    from advisor.bot.sandboxes.sandbox import find_sandbox
     from advisor.bot.serve import ServeOptions, serve
     from advisor.bot.service import Service
     from advisor.bot.webhook import Secrets
@@ -239,20 +239,20 @@ def _desk(
 def _forge(kind: str, repo: str, token: str, url: str | None) -> Forge:
     with _needed():
         if kind == "gitlab":
-            from advisor.bot.gitlab import GitLab
+            from advisor.bot.forges.gitlab import GitLab
 
             return GitLab(repo, token=token, base_url=url or "https://gitlab.com")
-        from advisor.bot.github import GitHub
-        from advisor.bot.githubapi import PUBLIC_URL
+        from advisor.bot.forges.github import GitHub
+        from advisor.bot.forges.githubapi import PUBLIC_URL
 
         return GitHub(repo, token, base_url=url or PUBLIC_URL)
 
 
 def _app_forge(app_id: str, key: str, repo: str, url: str | None) -> Forge:
     with _needed():
-        from advisor.bot.appauth import InstallationAuth
-        from advisor.bot.github import GitHub
-        from advisor.bot.githubapi import PUBLIC_URL
+        from advisor.bot.forges.appauth import InstallationAuth
+        from advisor.bot.forges.github import GitHub
+        from advisor.bot.forges.githubapi import PUBLIC_URL
 
         base_url = url or PUBLIC_URL
         return GitHub(repo, InstallationAuth(app_id, key, repo, base_url=base_url), base_url=base_url)

@@ -30,7 +30,8 @@ class BotConfig:
     how often improvements of the default branch are looked for unasked. `fail_on` (never, regression) makes a check
     fail. `stacked` puts all proven rewrites into one pull request, else there is one a rule; `max_open` are open at a
     time, `per_week` are opened in seven days, with `labels`, as a `draft`. `dashboard` keeps an issue with the state of
-    all, `code_scanning` hands findings to it as SARIF. `time_s` bounds the search of each measurement in seconds. `network` lets the measured script reach it.
+    all, `code_scanning` hands findings to it as SARIF. `time_s` bounds the search of each measurement in seconds.
+    `network` lets the measured script reach it.
     """
 
     enabled: bool = False

@@ -695,8 +695,8 @@ class Numerics:
     """The numerics proof of one candidate (VERIFY.md, section 1). `reasons` is empty when it holds.
 
     `fallbacks` says why the operators that ran are not those the rewrite is for; the numbers may agree all the same.
-    `operators_gone` ran in a step of the script as found and not in one of the patched script, `operators_new` the other
-    way round; both are empty where that was not recorded.
+    `operators_gone` ran in a step of the script as found and not in one of the patched script, `operators_new` the
+    other way round; both are empty where that was not recorded.
     """
 
     ok: bool

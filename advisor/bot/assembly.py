@@ -7,11 +7,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from advisor.bot import sandbox as sandboxes
 from advisor.bot.desk import Desk
 from advisor.bot.forge import Forge
 from advisor.bot.measuring import Sandboxed
-from advisor.bot.workspace import Workspace
+from advisor.bot.mirrors.workspace import Workspace
+from advisor.bot.sandboxes import sandbox as sandboxes
 
 SECRET_PLACES = (".netrc", ".config", ".ssh", ".git-credentials", ".aws", ".docker", ".gnupg")
 

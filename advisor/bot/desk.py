@@ -11,7 +11,7 @@ from typing import Protocol
 from urllib.parse import urlsplit
 
 from advisor.bot.forge import Forge
-from advisor.bot.workspace import Workspace
+from advisor.bot.mirrors.workspace import Workspace
 from advisor.config import Config, config_in
 
 CONFIGURATION = ("advisor.toml", "pyproject.toml")

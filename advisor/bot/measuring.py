@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from advisor.bot import handover
-from advisor.bot.bubblewrap import interpreter_folders
 from advisor.bot.desk import Measurement
-from advisor.bot.sandbox import Sandbox, discard, read_result
-from advisor.bot.watching import Limits
-from advisor.bot.workspace import Workspace
+from advisor.bot.mirrors.workspace import Workspace
+from advisor.bot.sandboxes.bubblewrap import interpreter_folders
+from advisor.bot.sandboxes.sandbox import Sandbox, discard, read_result
+from advisor.bot.sandboxes.watching import Limits
 from advisor.config import Config
 from advisor.errors import ScriptError, ScriptTimeout
 from advisor.redact import Redactor

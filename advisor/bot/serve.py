@@ -106,6 +106,9 @@ class Server:
                 self._failure = error
                 ended()
 
+        host, port = self.address
+        shown = f"[{host}]" if ":" in host else host
+        self._log.line("listening", address=f"http://{shown}:{port}", process=os.getpid())
         for worker in self._workers:
             worker.start()
         self._threads = [
@@ -114,9 +117,6 @@ class Server:
         ]
         for thread in self._threads:
             thread.start()
-        host, port = self.address
-        shown = f"[{host}]" if ":" in host else host
-        self._log.line("listening", address=f"http://{shown}:{port}", process=os.getpid())
 
     def stop(self) -> None:
         """Answer what has been asked, let tasks end for a while, give back those that do not.

@@ -14,8 +14,8 @@ from fakehub_state import Comment, Pull, Repo
 from handed import NAIVE, RECORDED
 
 from advisor.bot.desk import Desk, Measurement
-from advisor.bot.github import GitHub
-from advisor.bot.workspace import Workspace
+from advisor.bot.forges.github import GitHub
+from advisor.bot.mirrors.workspace import Workspace
 from advisor.config import Config
 from advisor.errors import AdvisorError
 

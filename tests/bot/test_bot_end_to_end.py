@@ -32,7 +32,7 @@ from fakehub import FakeHub
 from fakehub_state import Pull, Repo
 from handed import NAIVE
 
-from advisor.bot import sandbox
+from advisor.bot.sandboxes import sandbox
 from advisor.errors import UsageError
 
 pytest.importorskip("torch")

@@ -9,7 +9,7 @@ from forge_clock import Clock
 from hypothesis import given
 from hypothesis import strategies as st
 
-from advisor.bot.failures import Answer, BadToken, Patience, Request, failure, no_answer, own_words
+from advisor.bot.forges.failures import Answer, BadToken, Patience, Request, failure, no_answer, own_words
 from advisor.errors import ForgeConflict, ForgeError, ForgeMissing, ForgeRefused, ForgeUnavailable
 from advisor.redact import Redactor
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from advisor.bot.fitting import cut, fence_for, fitted
+from advisor.bot.forges.fitting import cut, fence_for, fitted
 
 
 def test_what_fits_is_left_alone() -> None:

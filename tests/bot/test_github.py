@@ -16,10 +16,10 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from fakehub import ALL_RIGHTS, FakeHub
 from forge_clock import Clock
 
-from advisor.bot.appauth import InstallationAuth
-from advisor.bot.failures import Patience
 from advisor.bot.forge import Annotation, Check, Forge, Suggestion
-from advisor.bot.github import GitHub
+from advisor.bot.forges.appauth import InstallationAuth
+from advisor.bot.forges.failures import Patience
+from advisor.bot.forges.github import GitHub
 from advisor.errors import ForgeConflict, ForgeError, ForgeMissing, ForgeRefused, ForgeUnavailable, UsageError
 
 MARKER = "<!-- advisor:report -->"

@@ -12,9 +12,9 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from fakehub import FakeHub
 
-from advisor.bot.appauth import InstallationAuth
 from advisor.bot.forge import Annotation, Check, Suggestion
-from advisor.bot.github import GitHub
+from advisor.bot.forges.appauth import InstallationAuth
+from advisor.bot.forges.github import GitHub
 from advisor.errors import ForgeMissing
 
 MARKER = "<!-- advisor:report -->"

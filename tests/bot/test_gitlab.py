@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from fakelab import FakeLab, FakeProject
 
-from advisor.bot.failures import Patience
 from advisor.bot.forge import Annotation, Check, Forge, Suggestion
-from advisor.bot.gitlab import GitLab
+from advisor.bot.forges.failures import Patience
+from advisor.bot.forges.gitlab import GitLab
 from advisor.errors import ForgeConflict, ForgeMissing, ForgeRefused, ForgeUnavailable, UsageError
 
 NAME = "research/models/trainer"

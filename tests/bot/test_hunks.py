@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from advisor.bot.hunks import ShownLine, new_lines, shown_lines
+from advisor.bot.forges.hunks import ShownLine, new_lines, shown_lines
 
 
 @pytest.mark.parametrize(

@@ -21,9 +21,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from advisor.bot.bubblewrap import View, arguments, covers
-from advisor.bot.logtail import Tail
-from advisor.bot.sandbox import (
+from advisor.bot.sandboxes.bubblewrap import View, arguments, covers
+from advisor.bot.sandboxes.logtail import Tail
+from advisor.bot.sandboxes.sandbox import (
     NOBODY,
     Finished,
     Limits,
@@ -187,7 +187,7 @@ def test_status_is_that_of_the_command(kind: str, folder: Path) -> None:
 DRIVER = """
 import os, sys
 from pathlib import Path
-from advisor.bot.sandbox import Limits, Sandbox, find_sandbox
+from advisor.bot.sandboxes.sandbox import Limits, Sandbox, find_sandbox
 box = find_sandbox("bubblewrap") if sys.argv[1] == "bubblewrap" else Sandbox(kind="user", uid=65534, gid=65534)
 out = Path(sys.argv[2])
 box.run(["/bin/sh", "-c", "setsid flock held -c 'echo up > up; sleep 600'"], cwd=out, writable=[out], hidden=[],

@@ -18,8 +18,8 @@ import pytest
 from gitserver import GitServer, commit, environment, git
 
 from advisor.bot.forge import Credentials
-from advisor.bot.gitremote import checked_url
-from advisor.bot.workspace import ProtectedBranch, StaleBranch, UnfitChange, Workspace
+from advisor.bot.mirrors.gitremote import checked_url
+from advisor.bot.mirrors.workspace import ProtectedBranch, StaleBranch, UnfitChange, Workspace
 from advisor.errors import (
     ForgeConflict,
     ForgeError,
@@ -576,7 +576,7 @@ def test_a_damaged_mirror_is_noticed_and_made_anew(local: Workspace, tmp_path: P
 FETCH = """
 import sys
 from pathlib import Path
-from advisor.bot.workspace import Workspace
+from advisor.bot.mirrors.workspace import Workspace
 for _ in range(3):
     print(Workspace(Path(sys.argv[1]), sys.argv[2]).fetch("refs/heads/main")["refs/heads/main"], flush=True)
 """
@@ -618,7 +618,7 @@ def test_a_killed_process_leaves_no_lock(server: GitServer, tmp_path: Path) -> N
 def test_git_that_hangs_is_stopped_with_all_it_started(
     server: GitServer, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("advisor.bot.workspace.NETWORK_S", 0.5)
+    monkeypatch.setattr("advisor.bot.mirrors.workspace.NETWORK_S", 0.5)
     go_on = threading.Event()
     server.answer = lambda _: go_on.wait(30) and None  # type: ignore[func-returns-value,return-value]
     with pytest.raises(ForgeUnavailable, match=r"0\.5 s"):

@@ -18,7 +18,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from advisor.bot.sandbox import NOBODY, Limits, Sandbox, find_sandbox, read_result
+from advisor.bot.sandboxes.sandbox import NOBODY, Limits, Sandbox, find_sandbox, read_result
 from advisor.errors import ArtifactError
 from advisor.redact import Redactor
 

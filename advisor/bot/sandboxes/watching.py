@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from advisor.bot import keeper
-from advisor.bot.logtail import Tail
+from advisor.bot.sandboxes import keeper
+from advisor.bot.sandboxes.logtail import Tail
 from advisor.errors import UsageError
 
 KEEPER = (sys.executable, "-I", "-S", "-B", keeper.__file__)

@@ -7,10 +7,10 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
-from advisor.bot.fitting import fence_for, fitted
 from advisor.bot.forge import ChangedFile, Suggestion
-from advisor.bot.githubapi import Api, Nothing
-from advisor.bot.githubshapes import CommentView, author
+from advisor.bot.forges.fitting import fence_for, fitted
+from advisor.bot.forges.githubapi import Api, Nothing
+from advisor.bot.forges.githubshapes import CommentView, author
 from advisor.errors import ForgeConflict
 
 _LONGEST = 65_536

@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from advisor.bot.gitfailure import Done, failure
-from advisor.bot.gitremote import Remote, followed, secret_forms
+from advisor.bot.mirrors.gitfailure import Done, failure
+from advisor.bot.mirrors.gitremote import Remote, followed, secret_forms
 from advisor.errors import ForgeConflict, ForgeUnavailable, UsageError
 from advisor.redact import REDACTED, Redactor
 from advisor.reports.untrusted import visible_line

@@ -7,8 +7,8 @@ import re
 from typing import Any
 
 from advisor.bot.forge import Suggestion
-from advisor.bot.gitlab_api import Diff, DiffRefs
-from advisor.bot.hunks import ShownLine, new_lines
+from advisor.bot.forges.gitlab_api import Diff, DiffRefs
+from advisor.bot.forges.hunks import ShownLine, new_lines
 
 _DRAFT = re.compile(r"\s*(?:(?:\[draft\]|\(draft\)|draft:)\s*)+", re.IGNORECASE)
 _KEY = re.compile(r"<!-- advisor:suggestion ([0-9a-f]{64}) -->")

@@ -11,8 +11,8 @@ import github.Auth
 import jwt
 import msgspec
 
-from advisor.bot.failures import Patience
-from advisor.bot.githubapi import PUBLIC_URL, Api
+from advisor.bot.forges.failures import Patience
+from advisor.bot.forges.githubapi import PUBLIC_URL, Api
 from advisor.errors import ForgeConflict, UsageError
 
 RIGHTS: Mapping[str, str] = {

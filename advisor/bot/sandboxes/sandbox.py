@@ -28,9 +28,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from advisor.bot import bubblewrap
-from advisor.bot.logtail import Tail
-from advisor.bot.watching import KEEPER, Finished, Limits, watch
+from advisor.bot.sandboxes import bubblewrap
+from advisor.bot.sandboxes.logtail import Tail
+from advisor.bot.sandboxes.watching import KEEPER, Finished, Limits, watch
 from advisor.errors import ArtifactError, OutputError, UsageError
 from advisor.redact import REDACTED, Redactor
 from advisor.reports.untrusted import clip

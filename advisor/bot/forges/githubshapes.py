@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from advisor.bot.forge import ChangedFile, Comment, Issue, PullRequest
-from advisor.bot.hunks import shown_lines
+from advisor.bot.forges.hunks import shown_lines
 
 _STATUS: dict[str, Literal["added", "modified", "removed", "renamed"]] = {
     "added": "added",

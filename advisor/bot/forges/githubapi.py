@@ -14,7 +14,7 @@ import msgspec
 import requests
 import requests.utils
 
-from advisor.bot.failures import Answer, Patience, Request, failure, no_answer
+from advisor.bot.forges.failures import Answer, Patience, Request, failure, no_answer
 from advisor.errors import ForgeConflict, ForgeMissing, UsageError
 from advisor.redact import Redactor
 from advisor.reports.untrusted import clip

@@ -13,7 +13,7 @@ import gitlab
 import msgspec
 import requests
 
-from advisor.bot.failures import Answer, Patience, Request, failure, no_answer
+from advisor.bot.forges.failures import Answer, Patience, Request, failure, no_answer
 from advisor.errors import ForgeConflict, ForgeMissing, UsageError
 from advisor.redact import Redactor
 

@@ -12,8 +12,8 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from advisor.bot.gitfailure import Done, failure
-from advisor.bot.gitrun import Git
+from advisor.bot.mirrors.gitfailure import Done, failure
+from advisor.bot.mirrors.gitrun import Git
 from advisor.errors import ForgeError, ForgeUnavailable, OutputError
 
 _FORM = "1"  # of the mirror's folder; another one is remade

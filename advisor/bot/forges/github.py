@@ -13,9 +13,6 @@ from urllib.parse import quote
 
 import github.Auth
 
-from advisor.bot.appauth import InstallationAuth
-from advisor.bot.failures import BadToken, Patience
-from advisor.bot.fitting import cut, fitted
 from advisor.bot.forge import (
     ChangedFile,
     Check,
@@ -27,10 +24,13 @@ from advisor.bot.forge import (
     Repository,
     Suggestion,
 )
-from advisor.bot.githubapi import PUBLIC_URL, Api, Nothing
-from advisor.bot.githubchecks import Checks
-from advisor.bot.githubreviews import Reviews
-from advisor.bot.githubshapes import (
+from advisor.bot.forges.appauth import InstallationAuth
+from advisor.bot.forges.failures import BadToken, Patience
+from advisor.bot.forges.fitting import cut, fitted
+from advisor.bot.forges.githubapi import PUBLIC_URL, Api, Nothing
+from advisor.bot.forges.githubchecks import Checks
+from advisor.bot.forges.githubreviews import Reviews
+from advisor.bot.forges.githubshapes import (
     CommentView,
     ContentView,
     FileView,
@@ -44,7 +44,7 @@ from advisor.bot.githubshapes import (
     author,
     same_text,
 )
-from advisor.bot.gitnames import SHA, branch_ref, plain_parts
+from advisor.bot.mirrors.gitnames import SHA, branch_ref, plain_parts
 from advisor.errors import ForgeConflict, ForgeMissing, ForgeRefused, UsageError
 from advisor.reports.untrusted import clip_path
 

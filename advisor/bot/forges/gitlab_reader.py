@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from advisor.bot.forge import ChangedFile, PullRequest, Repository, State
-from advisor.bot.gitlab_api import (
+from advisor.bot.forges.gitlab_api import (
     Api,
     Branch,
     Diff,
@@ -22,9 +22,9 @@ from advisor.bot.gitlab_api import (
     User,
     segment,
 )
-from advisor.bot.gitlab_api import Issue as LabIssue
-from advisor.bot.gitlab_text import bare_title, mark_in
-from advisor.bot.hunks import shown_lines
+from advisor.bot.forges.gitlab_api import Issue as LabIssue
+from advisor.bot.forges.gitlab_text import bare_title, mark_in
+from advisor.bot.forges.hunks import shown_lines
 from advisor.errors import ForgeError, ForgeMissing, ForgeUnavailable
 
 _DEVELOPER = 30  # GitLab's lowest access level that may push

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 from advisor.bot.forge import Credentials
-from advisor.bot.gitfailure import Done, failure
-from advisor.bot.gitnames import (
+from advisor.bot.mirrors.gitfailure import Done, failure
+from advisor.bot.mirrors.gitnames import (
     SHA,
     UnfitChange,
     branch_ref,
@@ -26,9 +26,9 @@ from advisor.bot.gitnames import (
     local_ref,
     plain_parts,
 )
-from advisor.bot.gitremote import Remote, checked_url
-from advisor.bot.gitrun import NETWORK_S
-from advisor.bot.mirror import Mirror
+from advisor.bot.mirrors.gitremote import Remote, checked_url
+from advisor.bot.mirrors.gitrun import NETWORK_S
+from advisor.bot.mirrors.mirror import Mirror
 from advisor.errors import ForgeConflict, ForgeError, ForgeMissing, ForgeRefused, OutputError, UsageError
 from advisor.reports.untrusted import clip
 

@@ -7,10 +7,10 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from advisor.bot.fitting import cut, fitted
 from advisor.bot.forge import Annotation, Check
-from advisor.bot.githubapi import Api
-from advisor.bot.githubshapes import AnnotationView, CheckList, CheckView, same_text
+from advisor.bot.forges.fitting import cut, fitted
+from advisor.bot.forges.githubapi import Api
+from advisor.bot.forges.githubshapes import AnnotationView, CheckList, CheckView, same_text
 
 _BATCH = 50  # annotations in one request
 _SUMMARY, _TITLE, _MESSAGE = 65_535, 255, 64_000

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-from advisor.bot.failures import Patience
 from advisor.bot.forge import (
     Check,
     Comment,
@@ -15,7 +14,8 @@ from advisor.bot.forge import (
     Reaction,
     Suggestion,
 )
-from advisor.bot.gitlab_api import (
+from advisor.bot.forges.failures import Patience
+from advisor.bot.forges.gitlab_api import (
     Api,
     Discussion,
     Emoji,
@@ -24,9 +24,9 @@ from advisor.bot.gitlab_api import (
     Status,
     segment,
 )
-from advisor.bot.gitlab_api import Issue as LabIssue
-from advisor.bot.gitlab_reader import Reader, raise_if_hidden
-from advisor.bot.gitlab_text import discussion, inert, key_mark, same_text, title_of
+from advisor.bot.forges.gitlab_api import Issue as LabIssue
+from advisor.bot.forges.gitlab_reader import Reader, raise_if_hidden
+from advisor.bot.forges.gitlab_text import discussion, inert, key_mark, same_text, title_of
 from advisor.errors import ForgeConflict, ForgeMissing
 from advisor.reports.untrusted import clip
 

@@ -1,0 +1,1 @@
+"""GitHub and GitLab behind the one protocol of `advisor.bot.forge`."""
