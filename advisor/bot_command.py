@@ -156,11 +156,11 @@ def serve(
 ) -> None:
     """Receive webhooks and do what they ask for, one task at a time. Stops on SIGTERM; what was accepted is kept."""
     from advisor.bot.assembly import default_state
-    from advisor.bot.events import parse
     from advisor.bot.sandboxes.sandbox import find_sandbox
-    from advisor.bot.serve import ServeOptions, serve
     from advisor.bot.service import Service
-    from advisor.bot.webhook import Secrets
+    from advisor.bot.webhooks.events import parse
+    from advisor.bot.webhooks.serve import ServeOptions, serve
+    from advisor.bot.webhooks.webhook import Secrets
 
     kind, url = options["kind"], options["url"]
     if (app_id is None) != (app_key is None) or (app_id is not None and kind != "github"):

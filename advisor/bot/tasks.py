@@ -8,8 +8,16 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from advisor.bot.event_types import CommandGiven, Event, Ignored, Ping, PullRequestChanged, PullRequestClosed, Pushed
 from advisor.bot.policy import PREFIX
+from advisor.bot.webhooks.event_types import (
+    CommandGiven,
+    Event,
+    Ignored,
+    Ping,
+    PullRequestChanged,
+    PullRequestClosed,
+    Pushed,
+)
 from advisor.errors import ArtifactError
 
 Kind: TypeAlias = Literal["examine", "propose", "maintain", "command"]

@@ -19,6 +19,8 @@ def handle(task: Task, desk: Desk) -> str:
     if task.kind == "propose":
         return proposing.propose(desk, (task.argument,) if task.argument else ())
     if task.kind == "maintain":
+        if task.branch not in (None, desk.forge.repository().default_branch):
+            return f"a push to {task.branch}, which is not the default branch"
         return proposing.maintain(desk)
     return command(task, desk)
 

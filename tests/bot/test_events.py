@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from advisor.bot.events import (
+from advisor.bot.webhooks.events import (
     Command,
     CommandGiven,
     Ignored,

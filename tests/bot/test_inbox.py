@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 
 from advisor.bot import tasks
-from advisor.bot.commands import Command
-from advisor.bot.event_types import CommandGiven, Ignored, Ping, PullRequestChanged, PullRequestClosed, Pushed
-from advisor.bot.inbox import ATTEMPTS, DAY_S, Accepted, Duplicate, Full, Inbox, Limits
 from advisor.bot.tasks import Task, tasks_of
+from advisor.bot.webhooks.commands import Command
+from advisor.bot.webhooks.event_types import CommandGiven, Ignored, Ping, PullRequestChanged, PullRequestClosed, Pushed
+from advisor.bot.webhooks.inbox import ATTEMPTS, DAY_S, Accepted, Duplicate, Full, Inbox, Limits
 from advisor.errors import ArtifactError, OutputError, UsageError
 
 
@@ -342,7 +342,9 @@ def test_a_second_server_is_told_who_has_the_folder(tmp_path):
 
 
 def test_the_lock_goes_with_a_process_that_is_killed(tmp_path):
-    code = f"from pathlib import Path; from advisor.bot.inbox import Inbox; i = Inbox(Path({str(tmp_path)!r}));"
+    code = (
+        f"from pathlib import Path; from advisor.bot.webhooks.inbox import Inbox; i = Inbox(Path({str(tmp_path)!r}));"
+    )
     with subprocess.Popen(
         [sys.executable, "-c", code + "print('open', flush=True); input()"],
         stdin=subprocess.PIPE,
@@ -402,7 +404,7 @@ def test_a_file_that_cannot_grow_accepts_nothing(tmp_path):
     code = f"""
 import resource, signal
 from pathlib import Path
-from advisor.bot.inbox import Inbox
+from advisor.bot.webhooks.inbox import Inbox
 from advisor.bot.tasks import Task
 from advisor.errors import OutputError
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

@@ -32,14 +32,14 @@ from deliveries import (
     send,
 )
 
-from advisor.bot import listener
-from advisor.bot.events import parse
-from advisor.bot.inbox import Limits
-from advisor.bot.logline import Log
-from advisor.bot.serve import ServeOptions, Server
 from advisor.bot.tasks import Task
-from advisor.bot.webhook import Secrets
-from advisor.bot.worker import BACK_OFF_S
+from advisor.bot.webhooks import listener
+from advisor.bot.webhooks.events import parse
+from advisor.bot.webhooks.inbox import Limits
+from advisor.bot.webhooks.logline import Log
+from advisor.bot.webhooks.serve import ServeOptions, Server
+from advisor.bot.webhooks.webhook import Secrets
+from advisor.bot.webhooks.worker import BACK_OFF_S
 from advisor.errors import ForgeRefused, ForgeUnavailable, OutputError, UsageError
 from advisor.redact import Redactor
 
@@ -703,8 +703,8 @@ def test_the_end_gives_back_a_task_that_takes_too_long(start, tmp_path):
 SERVER = """
 import sys, time
 from pathlib import Path
-from advisor.bot.serve import ServeOptions, serve
-from advisor.bot.webhook import Secrets
+from advisor.bot.webhooks.serve import ServeOptions, serve
+from advisor.bot.webhooks.webhook import Secrets
 from advisor.errors import AdvisorError
 folder, secret, seconds = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
 

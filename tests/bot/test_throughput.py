@@ -20,8 +20,8 @@ DELIVERIES, PER_SECOND, WITHIN_S = 500, 50, 1.0
 SERVER = """
 import sys, time
 from pathlib import Path
-from advisor.bot.serve import ServeOptions, serve
-from advisor.bot.webhook import Secrets
+from advisor.bot.webhooks.serve import ServeOptions, serve
+from advisor.bot.webhooks.webhook import Secrets
 
 secrets = Secrets(github=(sys.argv[2],))
 serve(ServeOptions(state=Path(sys.argv[1]), secrets=secrets, port=0, grace_s=0.0), lambda task: time.sleep(600))

@@ -13,8 +13,8 @@ from deliveries import OLD_SECRET, SECRET, TOKEN, hub_signature
 from hypothesis import given
 from hypothesis import strategies as st
 
-from advisor.bot import webhook
-from advisor.bot.webhook import Refusal, Secrets
+from advisor.bot.webhooks import webhook
+from advisor.bot.webhooks.webhook import Refusal, Secrets
 from advisor.errors import UsageError
 
 SECRETS = Secrets(github=(OLD_SECRET, SECRET), gitlab=(TOKEN,))

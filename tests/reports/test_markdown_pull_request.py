@@ -302,7 +302,7 @@ def test_the_dashboard(report: Report) -> None:
 
 
 def test_help_names_every_command_the_bot_knows() -> None:
-    from advisor.bot.commands import _ARGUMENTS
+    from advisor.bot.webhooks.commands import _ARGUMENTS
 
     told = set(re.findall(r"`/advisor (\w+)", command_help()))
     assert told == set(_ARGUMENTS)

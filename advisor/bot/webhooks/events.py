@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-from advisor.bot import payloads_github, payloads_gitlab
-from advisor.bot.commands import Command, commands
-from advisor.bot.event_types import (
+from advisor.bot.webhooks import payloads_github, payloads_gitlab
+from advisor.bot.webhooks.commands import Command, commands
+from advisor.bot.webhooks.event_types import (
     CommandGiven,
     Event,
     Ignored,

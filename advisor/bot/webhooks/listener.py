@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, TypeAlias
 
-from advisor.bot.webhook import Refusal
+from advisor.bot.webhooks.webhook import Refusal
 
 _CROWDED_S = 1.0  # a connection that has not sent its request by then makes room when there is none
 _POLL_S = 0.1

@@ -9,9 +9,29 @@ from typing import Any
 
 import msgspec
 
-from advisor.bot.commands import commands
-from advisor.bot.event_types import Change, CommandGiven, Event, Ignored, PullRequestChanged, PullRequestClosed, Pushed
-from advisor.bot.payloads import BRANCHES, GHOST, Login, Name, Number, Ref, Sha, decoded, delivery_of, event_of, moment
+from advisor.bot.webhooks.commands import commands
+from advisor.bot.webhooks.event_types import (
+    Change,
+    CommandGiven,
+    Event,
+    Ignored,
+    PullRequestChanged,
+    PullRequestClosed,
+    Pushed,
+)
+from advisor.bot.webhooks.payloads import (
+    BRANCHES,
+    GHOST,
+    Login,
+    Name,
+    Number,
+    Ref,
+    Sha,
+    decoded,
+    delivery_of,
+    event_of,
+    moment,
+)
 
 _BOT = re.compile(r"(?:project|group)_\d+_bot(?:\d+|_[0-9a-f]+)?|service_account_\w+|[\w.-]+\[bot\]")
 

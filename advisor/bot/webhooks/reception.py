@@ -9,13 +9,13 @@ from functools import partial
 from http import HTTPStatus
 from typing import TypeAlias
 
-from advisor.bot import webhook
-from advisor.bot.event_types import Event, Ignored, Ping
-from advisor.bot.inbox import Accepted, Duplicate, Full, Inbox, Outcome
-from advisor.bot.listener import Answer, Request
-from advisor.bot.logline import Log
 from advisor.bot.tasks import ForgeKind, tasks_of
-from advisor.bot.webhook import Refusal, Secrets
+from advisor.bot.webhooks import webhook
+from advisor.bot.webhooks.event_types import Event, Ignored, Ping
+from advisor.bot.webhooks.inbox import Accepted, Duplicate, Full, Inbox, Outcome
+from advisor.bot.webhooks.listener import Answer, Request
+from advisor.bot.webhooks.logline import Log
+from advisor.bot.webhooks.webhook import Refusal, Secrets
 from advisor.errors import AdvisorError, UsageError
 
 Read: TypeAlias = Callable[[ForgeKind, Mapping[str, str], bytes], Event | Ignored]

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from advisor.bot.database import Database, Execute
 from advisor.bot.tasks import Task, from_json, to_json
+from advisor.bot.webhooks.database import Database, Execute
 from advisor.errors import AdvisorError, ArtifactError
 
 DAY_S = 86_400.0

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from advisor.bot.commands import commands
-from advisor.bot.event_types import (
+from advisor.bot.webhooks.commands import commands
+from advisor.bot.webhooks.event_types import (
     Change,
     CommandGiven,
     Event,
@@ -18,7 +18,19 @@ from advisor.bot.event_types import (
     PullRequestClosed,
     Pushed,
 )
-from advisor.bot.payloads import BRANCHES, GHOST, Login, Name, Number, Ref, Sha, decoded, delivery_of, event_of, moment
+from advisor.bot.webhooks.payloads import (
+    BRANCHES,
+    GHOST,
+    Login,
+    Name,
+    Number,
+    Ref,
+    Sha,
+    decoded,
+    delivery_of,
+    event_of,
+    moment,
+)
 
 
 class _User(msgspec.Struct):

@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable
 from typing import TypeAlias, TypeVar
 
-from advisor.bot.inbox import Claimed, Inbox
-from advisor.bot.logline import Log
 from advisor.bot.tasks import Task
+from advisor.bot.webhooks.inbox import Claimed, Inbox
+from advisor.bot.webhooks.logline import Log
 from advisor.errors import AdvisorError, ForgeUnavailable, OutputError
 from advisor.reports.untrusted import clip
 

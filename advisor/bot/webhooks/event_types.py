@@ -6,7 +6,7 @@ import datetime
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from advisor.bot.commands import Command
+from advisor.bot.webhooks.commands import Command
 
 Change: TypeAlias = Literal["opened", "reopened", "synchronize", "ready_for_review", "base"]
 

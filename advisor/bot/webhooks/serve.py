@@ -14,14 +14,14 @@ from pathlib import Path
 from types import FrameType
 from typing import TypeAlias
 
-from advisor.bot.events import parse
-from advisor.bot.inbox import DAY_S, Full, Inbox, Limits
-from advisor.bot.listener import Listener
-from advisor.bot.logline import Log
-from advisor.bot.reception import Read, Reception
 from advisor.bot.tasks import Task
-from advisor.bot.webhook import WINDOW_S, Secrets
-from advisor.bot.worker import Handle, Worker
+from advisor.bot.webhooks.events import parse
+from advisor.bot.webhooks.inbox import DAY_S, Full, Inbox, Limits
+from advisor.bot.webhooks.listener import Listener
+from advisor.bot.webhooks.logline import Log
+from advisor.bot.webhooks.reception import Read, Reception
+from advisor.bot.webhooks.webhook import WINDOW_S, Secrets
+from advisor.bot.webhooks.worker import Handle, Worker
 from advisor.errors import AdvisorError, UsageError
 from advisor.redact import Redactor
 

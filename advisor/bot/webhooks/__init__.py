@@ -1,0 +1,1 @@
+"""From a delivery to a task: authenticity, payloads, the durable queue, the server."""
