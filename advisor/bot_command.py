@@ -6,6 +6,7 @@ import contextlib
 import functools
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,8 +19,10 @@ from advisor.errors import UsageError
 if TYPE_CHECKING:
     from advisor.bot.desk import Desk
     from advisor.bot.forge import Forge
+    from advisor.bot.webhooks.webhook import Secrets
 
 TOKENS = {"github": ("ADVISOR_TOKEN", "GITHUB_TOKEN"), "gitlab": ("ADVISOR_TOKEN", "GITLAB_TOKEN")}
+SECRET = "ADVISOR_WEBHOOK_SECRET"
 STAGES = ("capture", "ingest", "analyze", "match", "plan", "patch", "verify", "report")
 
 
@@ -41,7 +44,8 @@ def measure(
 ) -> None:
     """Measure the checkouts BASE and HEAD and leave examination.json in the folder OUT. Needs no token, takes none.
 
-    The settings are those of the checkout SETTINGS, which must be of the branch that the owner controls.
+    The settings are those of the checkout SETTINGS, which must be of the branch that the owner controls. Where the bot
+    is not enabled there, nothing is measured and nothing is left.
     """
     from advisor.bot import handover
     from advisor.bot.measure import Order, inside, measure
@@ -55,6 +59,9 @@ def measure(
             raise UsageError(f"{tree} is no git work tree: check the commit out with git")
         commits[tree] = commit.strip()
     config = config_in((settings or base).resolve()) or Config()
+    if not config.bot.enabled:
+        click.echo("nothing is measured: the settings of the base branch do not say enabled = true, [tool.advisor.bot]")
+        return
     out.mkdir(parents=True, exist_ok=True)
     order = Order(
         purpose=purpose,
@@ -124,10 +131,10 @@ def publish(repo: str, examination: Path, head: str, purpose: str, **options: An
     """
     from advisor.bot import handover
     from advisor.bot.publishing import publish_examined, publish_proposed
+    from advisor.bot.sandboxes.sandbox import read_result
 
     desk = _desk(repo, _token(options["kind"], options["token_file"]), **options)
-    with examination.open("rb") as stream:
-        data = stream.read(handover.MOST_BYTES + 1)
+    data = read_result(examination.parent, examination.name, handover.MOST_BYTES)
     click.echo(publish_examined(desk, head, data) if purpose == "examine" else publish_proposed(desk, head, data))
 
 
@@ -160,16 +167,13 @@ def serve(
     from advisor.bot.service import Service
     from advisor.bot.webhooks.events import parse
     from advisor.bot.webhooks.serve import ServeOptions, serve
-    from advisor.bot.webhooks.webhook import Secrets
 
     kind, url = options["kind"], options["url"]
     if (app_id is None) != (app_key is None) or (app_id is not None and kind != "github"):
         raise UsageError("--app-id and --app-key belong together, and to GitHub")
-    given = [path.read_text(encoding="utf-8").strip() for path in secret_files]
-    given += [secret] if (secret := os.environ.pop("ADVISOR_WEBHOOK_SECRET", "").strip()) else []
-    secrets = Secrets(github=tuple(given)) if kind == "github" else Secrets(gitlab=tuple(given))
+    secrets = _secrets(kind, secret_files)
     token = _token(kind, options["token_file"]) if app_key is None else ""
-    key = app_key.read_text(encoding="utf-8") if app_key is not None else ""
+    key = _text(app_key) if app_key is not None else ""
     find_sandbox(options["sandbox"])  # said now, not when the first task comes
 
     def forge_of(task: Any) -> Forge:
@@ -178,7 +182,10 @@ def serve(
         return _app_forge(app_id, key, task.repository, url)
 
     state = (options["state"] or default_state()).resolve()
-    state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise UsageError(f"the folder of --state cannot be made: {error.strerror}: {state}") from error
     files = (*secret_files, *(path for path in (app_key, options["token_file"]) if path is not None))
     service = Service(
         forge_of=forge_of,
@@ -189,7 +196,11 @@ def serve(
         say=_say,
     )
     # Apps are known as bots by what the forge says of them; whoever else the token belongs to is asked for
-    account = None if app_id is not None else _forge(kind, "any/project", token, url).account()
+    account = None
+    if app_id is None:
+        account = _forge(kind, "any/project", token, url).account()
+    else:
+        _app_forge(app_id, key, "any/project", url)  # a wrong key is said now, not when the first task comes
     serving = ServeOptions(state=state / "inbox", secrets=secrets, host=host, port=port, workers=workers)
     serve(serving, service.handle, service.tick, read=functools.partial(parse, account=account))
 
@@ -204,13 +215,32 @@ def _say(line: str) -> None:
 def _token(kind: str, file: Path | None) -> str:
     """The token; it leaves the environment of this process and so of every other that it starts."""
     if file is not None:
-        found = file.read_text(encoding="utf-8").strip()
+        found = _text(file).strip()
     else:
         given = [os.environ.pop(name, "") for name in TOKENS[kind]]
         found = next((token.strip() for token in given if token.strip()), "")
     if not found:
         raise UsageError(f"there is no token: name a file with --token-file, or set {TOKENS[kind][0]}")
     return found
+
+
+def _secrets(kind: str, files: tuple[Path, ...]) -> Secrets:
+    """The secrets of the webhook; the one in the environment leaves it."""
+    from advisor.bot.webhooks.webhook import Secrets
+
+    given = [_text(path).strip() for path in files]
+    given += [secret] if (secret := os.environ.pop(SECRET, "").strip()) else []
+    if not given:
+        raise UsageError(f"there is no webhook secret: name a file with --webhook-secret-file, or set {SECRET}")
+    return Secrets(github=tuple(given)) if kind == "github" else Secrets(gitlab=tuple(given))
+
+
+def _text(file: Path) -> str:
+    """The text of a file with a token, secret or key."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{file} cannot be read as text: name a file with nothing but the secret in it") from error
 
 
 def _desk(
@@ -239,13 +269,20 @@ def _desk(
 def _forge(kind: str, repo: str, token: str, url: str | None) -> Forge:
     with _needed():
         if kind == "gitlab":
+            from advisor.bot.forges.failures import Patience
             from advisor.bot.forges.gitlab import GitLab
 
-            return GitLab(repo, token=token, base_url=url or "https://gitlab.com")
+            patience = Patience(sleep=_wait)
+            return GitLab(repo, token=token, base_url=url or "https://gitlab.com", patience=patience)
         from advisor.bot.forges.github import GitHub
         from advisor.bot.forges.githubapi import PUBLIC_URL
 
-        return GitHub(repo, token, base_url=url or PUBLIC_URL)
+        return GitHub(repo, token, base_url=url or PUBLIC_URL, sleep=_wait)
+
+
+def _wait(seconds: float) -> None:
+    _say(f"the forge gave no answer, or limits how often it is asked: asking again in {seconds:.0f} s")
+    time.sleep(seconds)
 
 
 def _app_forge(app_id: str, key: str, repo: str, url: str | None) -> Forge:

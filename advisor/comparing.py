@@ -37,8 +37,9 @@ def compare(base: Job, head: Job, before: Profile, later: Profile, *, seconds: f
     except ScriptError as error:
         return failed(f"the two could not be timed against each other: {error}", before)
     outcome, reasons = judge(timing, min_quads=head.config.min_quads)
-    if before.hardware.name != later.hardware.name:
-        outcome, reasons = Outcome.INCONCLUSIVE, ("base and head ran on different devices", *reasons)
+    unlike = _unlike(before, later)
+    if unlike is not None:
+        outcome, reasons = Outcome.INCONCLUSIVE, (unlike, *reasons)
     return Comparison(
         outcome=outcome.value,
         reasons=reasons,
@@ -48,6 +49,23 @@ def compare(base: Job, head: Job, before: Profile, later: Profile, *, seconds: f
         environment=later.environment,
         hardware=later.hardware,
     )
+
+
+def _unlike(before: Profile, later: Profile) -> str | None:
+    """Why step times of two commits must not be compared; None where nothing is known to speak against it."""
+    if before.hardware.name != later.hardware.name:
+        return "base and head ran on different devices"
+    was, now = before.tokens_per_step, later.tokens_per_step
+    if was is None or now is None or (was, before.tokens_source) == (now, later.tokens_source):
+        return None
+    at_base, at_head = f"{was:,} {_unit(before)}", f"{now:,} {_unit(later)}"
+    if at_base == at_head:
+        return None
+    return f"a step is not the same work: {at_base} at the base, {at_head} at the head; compare the rates"
+
+
+def _unit(profile: Profile) -> str:
+    return "samples" if (profile.tokens_source or "").startswith("samples") else "tokens"
 
 
 def failed(reason: str, profile: Profile | None = None) -> Comparison:
@@ -73,7 +91,7 @@ def use_of(profile: Profile, block_us: tuple[float, ...], peak_bytes: int | None
     return Use(
         step_ms=step_us / 1e3,
         tokens_per_s=tokens / (step_us / 1e6) if tokens else None,
-        throughput_unit="samples" if (profile.tokens_source or "").startswith("samples") else "tokens",
+        throughput_unit=_unit(profile),
         peak_gib=None if peak_bytes is None else peak_bytes / GIB,
         mfu=raced.mfu,
         peak_flops=raced.peak_flops,

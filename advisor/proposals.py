@@ -90,7 +90,8 @@ class Examined:
 class Examination:
     """What the measuring job hands to the publishing job. `purpose` is examine (a pull request) or propose (a branch).
 
-    `base` and `head` are commits; both are the same where there is nothing to compare.
+    `base` and `head` are commits; both are the same where there is nothing to compare. `rules` are those that the
+    measurement was narrowed to, empty for all that are on.
     """
 
     schema: int
@@ -99,6 +100,7 @@ class Examination:
     base: str
     head: str
     scripts: tuple[Examined, ...]
+    rules: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -200,9 +200,9 @@ def _count(number: int, noun: str) -> str:
 # --------------------------------------------------------------------------------------------------------------- check
 
 
-def check_output(examination: Examination, *, limit: int = LIMIT) -> tuple[str, str]:
-    """Title (plain text, one line) and summary (Markdown) of the check beside the head commit."""
-    return _title(examination), fitted([*_page(examination, ())], limit, elsewhere=_ELSEWHERE)
+def check_output(examination: Examination, *, notes: tuple[str, ...] = (), limit: int = LIMIT) -> tuple[str, str]:
+    """Title (plain text, one line) and summary (Markdown) of the check beside the head commit; `notes` as there."""
+    return _title(examination), fitted([*_page(examination, notes)], limit, elsewhere=_ELSEWHERE)
 
 
 def _title(examination: Examination) -> str:

@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+import fnmatch
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from advisor.bot import handover, policy
 from advisor.bot.desk import Desk, Measurement
 from advisor.bot.forge import Annotation, ChangedFile, Check, PullRequest, Suggestion
 from advisor.bot.told import told
 from advisor.config import Config
-from advisor.errors import AdvisorError, ArtifactError, ConfigError, ForgeError
+from advisor.errors import (
+    AdvisorError,
+    ArtifactError,
+    ConfigError,
+    ForgeConflict,
+    ForgeError,
+    ForgeMissing,
+    ForgeRefused,
+)
 from advisor.proposals import Examination
 
 CHECK = "advisor"
 REPORT = "<!-- advisor:report -->"
 MOST_LINES = 30  # of a suggestion
+INSTALLED = (  # names of files that say what is installed
+    *("requirements*.txt", "constraints*.txt", "pyproject.toml", "setup.py", "setup.cfg", "*.lock"),
+    *("environment*.yml", "environment*.yaml", "Pipfile"),
+)
 
 
 def examine(desk: Desk, number: int, *, asked: bool = False) -> str:
@@ -32,8 +45,8 @@ def examine(desk: Desk, number: int, *, asked: bool = False) -> str:
     try:
         config = desk.settings(settings)
     except ConfigError as error:
-        _conclude(desk, head, "the settings of the base branch cannot be read", str(error))
-        return f"#{number}: {error}"
+        _conclude(desk, head, "the settings of the base branch cannot be read", told(error))
+        return f"#{number}: {told(error)}"
     changed = desk.forge.changed_files(number)
     why = unwanted(desk, pull_request, changed, config, asked=asked)
     if why is not None:
@@ -48,6 +61,9 @@ def examine(desk: Desk, number: int, *, asked: bool = False) -> str:
     try:
         data = desk.measure(wanted, config)
         return tell(desk, pull_request, base, config, data, changed)
+    except (ForgeConflict, ForgeMissing, ForgeRefused) as error:  # final: nothing else would end the check
+        _conclude(desk, head, "there is no result", told(error))
+        raise
     except ForgeError:
         raise
     except AdvisorError as error:
@@ -110,23 +126,40 @@ def tell(
     number, head = pull_request.number, pull_request.head_sha
     files = desk.reader(head)
     found = handover.read(data, base=base, head=head, purpose="examine", config=config, files=files)
-    if desk.forge.pull_request(number).head_sha != head:
-        return f"#{number} moved on while it was measured: the next delivery is of the new head"
-    title, summary = page.check_output(found)
+    now = desk.forge.pull_request(number)
+    if (now.state, now.head_sha, now.base_ref) != ("open", head, pull_request.base_ref):
+        _conclude(desk, head, "measured, and left since", "The pull request has moved on or ended meanwhile.")
+        return f"#{number} moved on or ended while it was measured: nothing is said of {head[:12]}"
+    notes = tuple(_notes(changed))
+    title, summary = page.check_output(found, notes=notes)
     conclusion = page.conclusion(found, config.bot.fail_on)
     paths = {file.path for file in changed}
     remarks = tuple(
         Annotation(path=path, start_line=start, end_line=end, level=level, title=name, message=message)
         for path, start, end, level, name, message in page.annotations(found)
-        if path in paths
+        if path in paths and end <= len((files(path) or b"").splitlines())
     )
     check = Check(name=CHECK, head_sha=head, conclusion=conclusion, title=title, summary=summary, annotations=remarks)
     desk.forge.post_check(check)
-    desk.forge.upsert_comment(number, REPORT, page.comment(found, marker=REPORT))
-    desk.forge.post_suggestions(number, head, tuple(suggestions(found, files, changed)))
+    steps: list[tuple[str, Callable[[], object]]] = [
+        ("comment", lambda: desk.forge.upsert_comment(number, REPORT, page.comment(found, marker=REPORT, notes=notes))),
+        ("suggestions", lambda: desk.forge.post_suggestions(number, head, (*suggestions(found, files, changed),))),
+    ]
     if config.bot.code_scanning:
-        _scan(desk, pull_request, found)
+        steps.append(("code scanning", lambda: _scan(desk, pull_request, found)))
+    for what, step in steps:
+        try:
+            step()
+        except (ForgeConflict, ForgeMissing, ForgeRefused) as error:  # a locked conversation, a right that is missing
+            desk.say(f"#{number}: {what}: {error}")
     return f"#{number} examined: {conclusion}, {title}"
+
+
+def _notes(changed: Sequence[ChangedFile]) -> Iterator[str]:
+    """What the measurement of a pull request does not show, in sentences."""
+    installed = [f.path for f in changed if any(fnmatch.fnmatchcase(f.path.split("/")[-1], each) for each in INSTALLED)]
+    if installed:
+        yield f"{', '.join(installed[:5])}: base and head ran with the same installed packages, whatever it asks for"
 
 
 def _scan(desk: Desk, pull_request: PullRequest, examination: Examination) -> None:
@@ -145,7 +178,8 @@ def suggestions(examination: Examination, files: handover.Read, changed: Sequenc
 
     shown = {file.path: file.lines for file in changed}
     for script in examination.scripts:
-        for finding in script.report.findings if script.report is not None else ():
+        proven = script.report is not None and script.report.outcome == "improved"
+        for finding in script.report.findings if script.report is not None and proven else ():
             edits = script.rewrites.get(finding.fingerprint or "") if finding.status == "applied" else None
             place = None if edits is None else _lines(handover.results(edits, files), files)
             if place is None:

@@ -11,11 +11,13 @@ import ast
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
+from advisor.bot.mirrors.gitnames import UnfitChange, editable
 from advisor.config import Config
 from advisor.diffs import edited, unified
 from advisor.errors import ArtifactError
@@ -23,7 +25,14 @@ from advisor.model import Report, Timing
 from advisor.proposals import Comparison, Examination, Examined, FileEdit, Proposal
 from advisor.redact import Redactor
 from advisor.source import digest
-from advisor.verify.timing import hodges_lehmann, judge, quad_log_ratios
+from advisor.verify.timing import (
+    CONFIDENCE,
+    control_log_ratios,
+    hodges_lehmann,
+    judge,
+    quad_log_ratios,
+    signed_rank_interval,
+)
 
 NAME = "examination.json"
 MOST_BYTES = 32 << 20
@@ -77,7 +86,14 @@ def read(data: bytes, *, base: str, head: str, purpose: str, config: Config, fil
     wrong = next(_wrong(found, base, head, purpose, config, files), None)
     if wrong is not None:
         raise ArtifactError(f"{NAME} is not what the measuring job writes: {wrong}: nothing of it is used")
-    return _shown_again(_redacted(found), files)
+    return _shown_again(_whole(_redacted(found), config), files)
+
+
+def _whole(found: Examination, config: Config) -> Examination:
+    """The examination with an entry for each script of the owner: a missing one must not look like a good one."""
+    named = {script.command for script in found.scripts}
+    missing = (Examined(command=c, error="it was not measured") for c in config.bot.scripts if c not in named)
+    return replace(found, scripts=(*found.scripts, *missing))
 
 
 def _no_number(text: str) -> float:
@@ -94,39 +110,51 @@ def _wrong(found: Examination, base: str, head: str, purpose: str, config: Confi
         yield "it is of other commits"
     if found.purpose != purpose:
         yield f"it was measured to {found.purpose[:20]!r}"
+    if any(_ID.fullmatch(rule) is None for rule in found.rules):
+        yield "a rule has no id"
     commands = [script.command for script in found.scripts]
     if len(set(commands)) != len(commands) or not set(commands) <= set(config.bot.scripts):
         yield "it names scripts that the owner did not"
     for script in found.scripts:
-        yield from _wrong_script(script, config.min_quads, files)
+        if script.proposals if purpose == "examine" else (script.rewrites or script.comparison):
+            yield f"it holds what is not measured to {purpose}"
+        if script.comparison is not None and base == head:
+            yield "it compares a commit with itself"
+        yield from _wrong_script(script, config, files)
 
 
-def _wrong_script(script: Examined, quads: int, files: Read) -> Iterator[str]:
+def _wrong_script(script: Examined, config: Config, files: Read) -> Iterator[str]:
     if script.comparison is not None:
-        yield from _wrong_comparison(script.comparison, quads)
+        yield from _wrong_comparison(script.comparison, config.min_quads)
     if script.report is not None:
-        yield from _wrong_report(script.report, quads)
+        yield from _wrong_report(script.report, config)
     if any(_ID.fullmatch(rule) is None for rule in script.undecided):
         yield "a rule has no id"
     if len(script.proposals) > MOST_PROPOSALS or len(script.rewrites) > MOST_PROPOSALS:
         yield "it holds too many proposals"
+    if script.rewrites and (script.report is None or script.report.outcome != "improved"):
+        yield "a rewrite is not proven"
     for fingerprint, edits in script.rewrites.items():
         if _FINGERPRINT.fullmatch(fingerprint) is None:
             yield "a fingerprint is none"
         yield from wrong_edits(edits, files)
     for proposal in script.proposals:
-        yield from _wrong_proposal(proposal, quads, files)
+        yield from _wrong_proposal(proposal, config, files)
 
 
-def _wrong_proposal(proposal: Proposal, quads: int, files: Read) -> Iterator[str]:
+def _wrong_proposal(proposal: Proposal, config: Config, files: Read) -> Iterator[str]:
     named = (*proposal.rules, *((proposal.rule,) if proposal.rule is not None else ()))
     if not proposal.rules or any(_ID.fullmatch(name) is None for name in named):
         yield "a rule has no id"
+    if proposal.rule is not None and set(proposal.rules) != {proposal.rule}:
+        yield "a proposal of one rule holds others"
+    if {f.rule for f in proposal.report.findings if f.status == "applied"} != set(proposal.rules):
+        yield "a proposal is not of the rules that its report applied"
     if _FINGERPRINT.fullmatch(proposal.fingerprint) is None:
         yield "a fingerprint is none"
     if proposal.report.outcome != "improved" or proposal.report.numerics is None or not proposal.report.numerics.ok:
         yield "a proposal is not proven"
-    yield from _wrong_report(proposal.report, quads)
+    yield from _wrong_report(proposal.report, config)
     yield from wrong_edits(proposal.files, files)
 
 
@@ -140,15 +168,32 @@ def _wrong_comparison(comparison: Comparison, quads: int) -> Iterator[str]:
     yield from _wrong_timing(comparison.timing)
     if comparison.outcome not in (judge(comparison.timing, min_quads=quads)[0].value, "inconclusive"):
         yield "an outcome does not follow from its timing"
+    for use, blocks in (
+        (comparison.before, comparison.timing.base_step_us),
+        (comparison.after, comparison.timing.step_us),
+    ):
+        if use is not None and not _of_blocks(use.step_ms, blocks):
+            yield "a step time is not that of its blocks"
 
 
-def _wrong_report(report: Report, quads: int) -> Iterator[str]:
+def _of_blocks(step_ms: float | None, block_us: Sequence[float]) -> bool:
+    """Whether a step time in milliseconds is the median of the blocks it is said to be of."""
+    return step_ms is not None and math.isclose(step_ms, statistics.median(block_us) / 1e3, rel_tol=CLOSE)
+
+
+def _wrong_report(report: Report, config: Config) -> Iterator[str]:
     if report.outcome not in OUTCOMES:
         yield "an outcome is none"
     timing = report.timing
     if report.outcome == "improved":
-        if timing is None or judge(timing, min_quads=quads)[0].value != "improved":
+        if timing is None or judge(timing, min_quads=config.min_quads)[0].value != "improved":
             yield "an improvement has no timing behind it"
+        elif not _of_blocks(report.step_ms_before, timing.base_step_us) or not _of_blocks(
+            report.step_ms_after, timing.step_us
+        ):
+            yield "a step time is not that of its blocks"
+        if any(f.status == "applied" and f.safety not in ("exact", *config.allow) for f in report.findings):
+            yield "it applies what the owner does not allow"
         if report.numerics is None or not report.numerics.ok:
             yield "an improvement has no proof behind it"
     if timing is None:
@@ -163,17 +208,34 @@ def _wrong_report(report: Report, quads: int) -> Iterator[str]:
 
 
 def _wrong_timing(timing: Timing) -> Iterator[str]:
-    """Whether the ratio follows from the blocks it is said to be of."""
+    """Whether what is said follows from the blocks it is said to be of; an interval may be wider, by the wall clock."""
+    low, high = timing.interval
     try:
-        ratio = math.exp(-hodges_lehmann(quad_log_ratios(timing.base_step_us, timing.step_us)))
+        quads = quad_log_ratios(timing.base_step_us, timing.step_us)
+        ratio, (below, above, sure) = math.exp(-hodges_lehmann(quads)), signed_rank_interval(quads)
+        noise = _noise_of(timing)
     except (ValueError, OverflowError):
         yield "block times are none"
         return
     if not math.isclose(ratio, timing.speedup, rel_tol=CLOSE) or len(timing.step_us) != 2 * timing.quads:
         yield "a speed-up does not follow from its blocks"
-    low, high = timing.interval
     if not 0 < low <= timing.speedup <= high:
         yield "an interval does not hold its speed-up"
+    if low > math.exp(-above) * (1 + CLOSE) or high < math.exp(-below) * (1 - CLOSE):
+        yield "an interval is narrower than that of its blocks"
+    if timing.confidence > sure + CLOSE:
+        yield "an interval is surer than that of its blocks"
+    if noise is not None and (timing.noise is None or timing.noise < noise - CLOSE):
+        yield "the noise is less than that of its blocks"
+
+
+def _noise_of(timing: Timing) -> float | None:
+    """Half-width of the A/A control's interval as a share; None where the blocks bound nothing."""
+    controls = control_log_ratios(timing.base_step_us, timing.step_us)
+    if not controls.size:
+        return None
+    low, high, sure = signed_rank_interval(controls)
+    return math.expm1((high - low) / 2) if sure >= CONFIDENCE else None
 
 
 def wrong_edits(edits: Mapping[str, FileEdit], files: Read) -> Iterator[str]:
@@ -199,17 +261,12 @@ def wrong_edits(edits: Mapping[str, FileEdit], files: Read) -> Iterator[str]:
 
 
 def is_source(path: str) -> bool:
-    """Whether a path is that of a Python source below the root, spelled the one way git spells it."""
-    parts = PurePosixPath(path).parts
-    return (
-        0 < len(path) <= 1000
-        and path == "/".join(parts)
-        and not path.startswith("/")
-        and path.endswith(".py")
-        and path.isprintable()
-        and "\\" not in path
-        and not any(part in (".", "..") or part.startswith(".git") for part in (each.lower() for each in parts))
-    )
+    """Whether a path is that of a Python source below the root that the bot may write, spelled as git spells it."""
+    try:
+        editable(path)
+    except UnfitChange:
+        return False
+    return len(path) <= 1000 and path.isprintable()
 
 
 def text_of(data: bytes | None) -> str | None:

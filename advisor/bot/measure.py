@@ -15,10 +15,12 @@ from pathlib import Path, PurePosixPath
 
 import advisor
 from advisor import comparing, patch
+from advisor.bot.desk import MOST_ALONE
+from advisor.bot.handover import is_source
 from advisor.bot.told import told
 from advisor.config import Config
 from advisor.errors import AdvisorError, UsageError
-from advisor.job import Request, begin
+from advisor.job import Request, begin, load_rules
 from advisor.model import Patch, Report, Rewrite
 from advisor.pipeline import Result, optimize
 from advisor.progress import Progress
@@ -51,6 +53,7 @@ def measure(order: Order, progress: Progress) -> Examination:
     """Measure every configured script; what fails in one is said there and keeps the others."""
     if not order.config.bot.scripts:
         raise UsageError("no script to measure: name some in [tool.advisor.bot], scripts")
+    order = replace(order, rules=_there(order))
     return Examination(
         schema=SCHEMA,
         advisor=advisor.__version__,
@@ -58,7 +61,19 @@ def measure(order: Order, progress: Progress) -> Examination:
         base=order.base_commit,
         head=order.head_commit,
         scripts=tuple(_measured(order, command, progress) for command in order.config.bot.scripts),
+        rules=order.rules,
     )
+
+
+def _there(order: Order) -> tuple[str, ...]:
+    """Those of the rules asked for that there are: a pull request may be of one that had another name once."""
+    if not order.rules:
+        return ()
+    known = load_rules(replace(order.config, select=(), ignore=())).asked
+    found = tuple(rule for rule in order.rules if rule in known)
+    if not found:
+        raise UsageError(f"there is no rule {order.rules[0]}: `advisor rules` lists them")
+    return found
 
 
 def _measured(order: Order, command: str, progress: Progress) -> Examined:
@@ -67,7 +82,15 @@ def _measured(order: Order, command: str, progress: Progress) -> Examined:
             return _proposed(order, command, progress)
         return _examined(order, command, progress)
     except AdvisorError as error:  # of the user's code or settings: part of the answer
-        return Examined(command=command, error=told(error))
+        return Examined(command=command, error=_told(order, error))
+
+
+def _told(order: Order, error: AdvisorError) -> str:
+    """What went wrong, with the files of the checkouts by their path in the repository."""
+    text = told(error)
+    for root in (order.out, order.base, order.head):
+        text = text.replace(f"{root}/", "").replace(str(root), ".")
+    return text
 
 
 # ------------------------------------------------------------------------------------------------------------ examine
@@ -80,7 +103,7 @@ def _examined(order: Order, command: str, progress: Progress) -> Examined:
     try:
         found = _optimized(order, command, progress)
     except AdvisorError as error:
-        return Examined(command=command, comparison=comparison, error=told(error))
+        return Examined(command=command, comparison=comparison, error=_told(order, error))
     rewrites: dict[str, dict[str, FileEdit]] = {}
     if found.report.outcome == "improved":
         for rewrite in found.patch.rewrites:
@@ -105,7 +128,7 @@ def _compared(order: Order, command: str, progress: Progress) -> Comparison:
             with inside(job.root):
                 profiles.append(comparing.recorded(job))
         except AdvisorError as error:
-            return comparing.failed(f"the {name} could not be measured: {told(error)}", *profiles)
+            return comparing.failed(f"the {name} could not be measured: {_told(order, error)}", *profiles)
     return comparing.compare(jobs[0], jobs[1], profiles[0], profiles[1], seconds=RACE_SHARE * config.bot.time_s)
 
 
@@ -125,13 +148,15 @@ def _proposed(order: Order, command: str, progress: Progress) -> Examined:
     if order.config.bot.stacked or len(rules) == 1:
         results.append((None if order.config.bot.stacked else rules[0], whole))
     else:
-        results += [(rule, _optimized(order, command, progress, (rule,))) for rule in _by_saving(whole.report, rules)]
+        first = _by_saving(whole.report, rules)[:MOST_ALONE]
+        results += [(rule, _optimized(order, command, progress, (rule,))) for rule in first]
     proposals = [_proposal(order, rule, result) for rule, result in results if result.report.outcome == "improved"]
+    settled = {rule for rule, each in results if each.report.outcome not in ("inconclusive", "failed")}
     return Examined(
         command=command,
         report=whole.report,
         proposals=tuple(p for p in proposals if p is not None),
-        undecided=tuple(rule for rule, each in results if rule and each.report.outcome == "inconclusive"),
+        undecided=() if order.config.bot.stacked else tuple(rule for rule in rules if rule not in settled),
     )
 
 
@@ -181,6 +206,8 @@ def _optimized(order: Order, command: str, progress: Progress, rules: tuple[str,
 def _words(root: Path, command: str) -> tuple[Path, tuple[str, ...]]:
     """The script, which must lie in the repository, and its arguments."""
     words = [word for word in shlex.split(command) if word != "--"]
+    if not words:
+        raise UsageError("a command names no script: give one in [tool.advisor.bot], scripts")
     path = PurePosixPath(words[0])
     if path.is_absolute() or ".." in path.parts:
         raise UsageError(f"{words[0]} lies outside of the repository: name scripts by their path from its root")
@@ -192,11 +219,14 @@ def _reader(root: Path) -> patch.Read:
 
 
 def _edits(found: Patch, root: Path) -> dict[str, FileEdit] | None:
-    """The edits of a patch; None where one would have to be redacted, since it would then not be what was proved."""
+    """The edits of a patch; None where the bot may not make them, or one would have to be redacted.
+
+    What is redacted is not what was proved.
+    """
     redactor = Redactor.of_machine()
     files = patch.edits(found, _reader(root))
     texts = [new for edit in files.values() for _, _, new in edit.replacements]
-    if any(redactor.text(text) != text for text in (*texts, *files)):
+    if any(redactor.text(text) != text for text in (*texts, *files)) or not all(map(is_source, files)):
         return None
     return files
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from advisor.bot import handover
-from advisor.bot.desk import Measurement
+from advisor.bot.desk import MOST_ALONE, Measurement
 from advisor.bot.mirrors.workspace import Workspace
 from advisor.bot.sandboxes.bubblewrap import interpreter_folders
 from advisor.bot.sandboxes.sandbox import Sandbox, discard, read_result
@@ -57,7 +57,8 @@ class Sandboxed:
         for name in ("base", "head", "settings"):
             command += [f"--{name}", str(trees[getattr(wanted, name)])]
         command += [f"--rule={rule}" for rule in wanted.rules]
-        seconds = START_S + SLACK * config.bot.time_s * max(1, len(config.bot.scripts))
+        searches = SLACK if wanted.purpose == "examine" else SLACK + MOST_ALONE
+        seconds = START_S + searches * config.bot.time_s * max(1, len(config.bot.scripts))
         finished = self.sandbox.run(
             [*command, "--out", str(out)],
             cwd=out,  # not in a checkout, whose folders python would take for packages
@@ -71,15 +72,17 @@ class Sandboxed:
             readable=tuple(interpreter_folders(self.interpreter)) if self.interpreter != sys.executable else (),
         )
         if finished.timed_out:
-            raise ScriptTimeout(f"measuring took longer than {seconds:.0f} s and was stopped", detail=_tail(log))
+            raise ScriptTimeout(f"measuring took longer than {seconds:.0f} s and was stopped", detail=_tail(log, work))
         if finished.status != 0:
-            raise ScriptError(f"measuring ended with status {finished.status}", detail=_tail(log))
-        return read_result(out, handover.NAME, handover.MOST_BYTES)
+            raise ScriptError(f"measuring ended with status {finished.status}", detail=_tail(log, work))
+        data = read_result(out, handover.NAME, handover.MOST_BYTES)
+        return data.replace(f"{work}/".encode(), b"")  # where it was measured is nobody's business
 
 
-def _tail(log: Path) -> str | None:
+def _tail(log: Path, work: Path) -> str | None:
+    """The end of a log, in which the folder of the measurement, which is nobody's business, is left out."""
     try:
         data = log.read_bytes()
     except FileNotFoundError:
         return None
-    return data[-TAIL_BYTES:].decode("utf-8", "replace") or None
+    return data[-TAIL_BYTES:].decode("utf-8", "replace").replace(f"{work}/", "") or None

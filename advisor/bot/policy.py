@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import datetime
 import fnmatch
+import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 
 from advisor.bot.forge import ChangedFile, PullRequest
 from advisor.config import BotConfig, Config
-from advisor.proposals import Examined, Proposal
+from advisor.model import Report
+from advisor.proposals import Examination, Examined, Proposal
 
 PREFIX = "advisor/"  # of every branch the bot pushes
 STACKED = "all"  # in place of a rule, of the one pull request with all rewrites
@@ -70,6 +73,23 @@ def matters(paths: Iterable[str], bot: BotConfig) -> bool:
     )
 
 
+TEXTS = (".md", ".rst")  # suffixes of what only people read
+FOR_THE_FORGE = (".github", ".gitlab", ".circleci", "LICENSE", "LICENSE.txt", ".gitlab-ci.yml")  # at the root
+
+
+def idle(paths: Iterable[str], bot: BotConfig) -> bool:
+    """Whether a change of some paths cannot change what a script does, so that what was proved before still holds.
+
+    Only texts and the forge's own files are known not to: a script may read any other file, settings and data above
+    all, and what is installed may stand in one.
+    """
+    return all(
+        not matters((path,), bot)
+        and (PurePosixPath(path).suffix in TEXTS or PurePosixPath(path).parts[:1][0] in FOR_THE_FORGE)
+        for path in paths
+    )
+
+
 def branch_of(proposal: Proposal) -> str:
     """The branch of a proposal: advisor/<rule>-<fingerprint>."""
     return f"{PREFIX}{proposal.rule or STACKED}-{proposal.fingerprint}"
@@ -81,25 +101,72 @@ def rule_of(branch: str) -> str | None:
     return found[1] if found is not None else None
 
 
+# ------------------------------------------------------------------------------------------------------------- origins
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """What the description of a pull request of the bot says of where it is from; all but `rules` as short digests.
+
+    `title` is that of the title that the bot gave it: a person may have given it another one.
+    """
+
+    rules: tuple[str, ...]
+    command: str
+    device: str
+    title: str
+
+
+_ORIGIN = re.compile(
+    r"<!-- advisor:proposal [0-9a-f]{12,64} of ([a-z0-9-]+(?:,[a-z0-9-]+)*)"
+    r" command=([0-9a-f]{12}) device=([0-9a-f]{12}) title=([0-9a-f]{12}) -->"
+)
+
+
+def short(text: str) -> str:
+    """A short digest."""
+    return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:12]
+
+
+def marker_of(proposal: Proposal, command: str, title: str) -> str:
+    """The marker that the description of a proposal's pull request begins with."""
+    device = short(proposal.report.hardware.name)
+    said = f"command={short(command)} device={device} title={short(title)}"
+    return f"<!-- advisor:proposal {proposal.fingerprint} of {','.join(proposal.rules)} {said} -->"
+
+
+def origin_of(body: str) -> Origin | None:
+    """What a description says; None where it does not, because a person has written another one."""
+    found = _ORIGIN.search(body)
+    if found is None:
+        return None
+    return Origin(rules=tuple(found[1].split(",")), command=found[2], device=found[3], title=found[4])
+
+
 # ------------------------------------------------------------------------------------------------------------ actions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Open:
-    """Push the branch and open its pull request, or bring the open one up to date."""
+    """Push the branch and open its pull request, or bring the open one up to date; `command` is what was measured."""
 
     proposal: Proposal
+    command: str
     branch: str
     known: PullRequest | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Close:
-    """Close a pull request, with the reason as a sentence; `by` is the branch of what takes its place."""
+    """Close a pull request, with the reason as a sentence; `by` is the branch of what takes its place.
+
+    `off` is of a rule that the owner has turned off, whatever was measured.
+    """
 
     known: PullRequest
     reason: str
     by: str | None = None
+    off: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +188,11 @@ def turned_off(rule: str, config: Config) -> str | None:
         return None if config.bot.stacked else "pull requests are opened one a rule now ([tool.advisor.bot], stacked)"
     if config.bot.stacked:
         return "all rewrites come in one pull request now ([tool.advisor.bot], stacked)"
+    return unselected(rule, config)
+
+
+def unselected(rule: str, config: Config) -> str | None:
+    """Why a rule is not asked at all; None where it is."""
     if rule in config.ignore:
         return f"the rule {rule} was turned off ([tool.advisor], ignore)"
     if config.select and rule not in config.select:
@@ -129,93 +201,151 @@ def turned_off(rule: str, config: Config) -> str | None:
 
 
 def closings(known: Sequence[PullRequest], config: Config) -> Iterator[Close]:
-    """Open pull requests of the bot whose rule has been turned off since; nothing needs to be measured for it."""
+    """Open pull requests of the bot of which a rule has been turned off since; nothing needs to be measured for it."""
     for each in known:
-        rule = rule_of(each.head_ref)
-        reason = turned_off(rule, config) if rule is not None and each.state == "open" else None
+        rule, origin = rule_of(each.head_ref), origin_of(each.body)
+        if rule is None or each.state != "open":
+            continue
+        reasons = (turned_off(rule, config), *(unselected(one, config) for one in (origin.rules if origin else ())))
+        reason = next((one for one in reasons if one is not None), None)
         if reason is not None:
-            yield Close(known=each, reason=reason)
+            yield Close(known=each, reason=reason, off=True)
 
 
-def decide(
-    proposals: Sequence[Proposal],
-    known: Sequence[PullRequest],
-    config: Config,
-    now: datetime.datetime,
-    gone: Mapping[str, str],
-) -> list[Action]:
-    """What to do about the proposals of a commit, given every pull request of the bot, open or not, newest first.
+def decide(found: Examination, known: Sequence[PullRequest], config: Config, now: datetime.datetime) -> list[Action]:
+    """What to do about what was measured, given every pull request of the bot, open or not, newest first.
 
-    At most one is open a rule; a proposal whose pull request a person closed is not made again; a new pull request
-    waits while `max_open` are open or `per_week` were opened in seven days. `gone` are rules (with the reason) that
-    were measured and have nothing to propose any more: their open pull requests are closed.
+    At most one is open a rule, and stays open while its script proposes it; a proposal whose pull request a person
+    closed is not made again; a new pull request waits while `max_open` are open or `per_week` were opened in seven
+    days. One whose rule was measured and has nothing to propose any more is closed.
     """
     actions: list[Action] = list(closings(known, config))
     off = {close.known.number for close in actions if isinstance(close, Close)}
     opened = {p.head_ref: p for p in known if p.state == "open" and p.number not in off and rule_of(p.head_ref)}
+    ended = gone(found, tuple(opened.values()))
     recent = sum(1 for p in known if rule_of(p.head_ref) and now - p.created < WEEK)
-    count, settled = len(opened), set[str]()
-    for proposal in proposals:
+    count, taken = len(opened), dict[str, str]()  # rule -> branch that has its place
+    ending = set[str]()  # branches whose pull requests another one takes the place of
+    for proposal, command in _offers(found, opened):
         rule, branch = proposal.rule or STACKED, branch_of(proposal)
-        if rule in settled or turned_off(rule, config) is not None:
+        if turned_off(rule, config) is not None or taken.get(rule) == branch:
             continue
-        if branch in opened:
-            settled.add(rule)
-            actions.append(Open(proposal=proposal, branch=branch, known=opened[branch]))
+        if rule in taken:
+            actions.append(Wait(proposal=proposal, reason="one is open a rule at a time: it waits for that one's end"))
             continue
-        ended = next((p for p in known if p.head_ref == branch and p.state == "closed"), None)
-        if ended is not None and not _ours(ended):
-            actions.append(Wait(proposal=proposal, reason=f"it was closed in #{ended.number}, and is not made again"))
+        ended_by_hand = next(
+            (p for p in known if p.head_ref == branch and p.state == "closed" and not closed_by_us(p)), None
+        )
+        if ended_by_hand is not None and branch not in opened:
+            reason = f"it was closed in #{ended_by_hand.number}, and is not made again"
+            actions.append(Wait(proposal=proposal, reason=reason))
             continue
-        settled.add(rule)
-        replaced = [p for p in opened.values() if rule_of(p.head_ref) == rule]
-        limit = _limit(count - len(replaced), recent, config.bot)
-        if limit is not None:
-            actions.append(Wait(proposal=proposal, reason=limit))
+        taken[rule] = branch
+        others = [p for p in opened.values() if rule_of(p.head_ref) == rule and p.head_ref != branch]
+        replaced = [p for p in others if p.number in ended or _replaceable(p, command, config.bot)]
+        kept = next((p for p in others if p not in replaced), None)
+        if kept is not None and branch not in opened:
+            reason = f"one is open a rule at a time: it waits for the end of #{kept.number}"
+            actions.append(Wait(proposal=proposal, reason=reason))
             continue
-        count, recent = count - len(replaced) + 1, recent + 1
-        actions.append(Open(proposal=proposal, branch=branch))
+        if branch not in opened:
+            limit = _limit(count - len(replaced), recent, config.bot)
+            if limit is not None:
+                actions.append(Wait(proposal=proposal, reason=limit))
+                continue
+            count, recent = count + 1, recent + 1
+        count -= len(replaced)
+        ending |= {p.head_ref for p in replaced}
+        actions.append(Open(proposal=proposal, command=command, branch=branch, known=opened.get(branch)))
         actions += [Close(known=p, reason="a newer proposal takes its place", by=branch) for p in replaced]
-    for pull_request in opened.values():
-        rule = rule_of(pull_request.head_ref) or STACKED
-        if rule in gone and rule not in settled:
-            actions.append(Close(known=pull_request, reason=gone[rule]))
-    return actions
+    left = [
+        p for p in opened.values() if p.head_ref not in ending and taken.get(rule_of(p.head_ref) or "") != p.head_ref
+    ]
+    return actions + [Close(known=p, reason=ended[p.number]) for p in left if p.number in ended]
 
 
-def gone(scripts: Sequence[Examined], rules: Iterable[str]) -> dict[str, str]:
-    """Of some rules those that have nothing to propose on the measured commit any more, each with the reason.
+def outlasting(actions: Sequence[Action], known: Sequence[PullRequest], moved: Sequence[str]) -> Iterator[Action]:
+    """Of what was decided on a commit that the branch has left since, what holds all the same.
 
-    Only a measurement that reached its end says so: a rule that still finds its place, and was only not confirmed this
-    time, is not among them.
+    A rule that is off is off, and a rewrite of files that are as they were may be proposed. Nothing is closed for what
+    an older commit shows, and nothing that is open is put back onto it.
     """
-    if not scripts or any(s.report is None or s.report.outcome in ("failed", "inconclusive") for s in scripts):
-        return {}
-    found = {f.rule for s in scripts if s.report for f in s.report.findings if f.status != "declined"}
-    proposed = {p.rule or STACKED for s in scripts for p in s.proposals}
-    ended: dict[str, str] = {}
-    for rule in set(rules) - proposed - {r for s in scripts for r in s.undecided}:
-        if rule == STACKED:
-            if not found:
-                ended[rule] = "no rewrite is found on the current base any more"
-        elif rule not in found:
-            ended[rule] = "the rule finds nothing that pays on the current base any more"
-        elif rule in _wrong(scripts):
-            ended[rule] = "on the current base its rewrite is not proved to compute the same"
+    there = {rule_of(p.head_ref) for p in known if p.state == "open"}
+    for action in actions:
+        if isinstance(action, Open) and (rule_of(action.branch) in there or set(action.proposal.files) & set(moved)):
+            yield Wait(proposal=action.proposal, reason="the default branch has moved on: it is to be measured again")
+            continue
+        if not isinstance(action, Close) or action.off:
+            yield action
+
+
+def _offers(found: Examination, opened: Mapping[str, PullRequest]) -> list[tuple[Proposal, str]]:
+    """The proposals with the commands they are of, those first whose pull requests are open: they keep their place."""
+    offers = [(proposal, script.command) for script in found.scripts for proposal in script.proposals]
+    return sorted(offers, key=lambda offer: branch_of(offer[0]) not in opened)
+
+
+def _replaceable(pull_request: PullRequest, command: str, bot: BotConfig) -> bool:
+    """Whether a new proposal of the same rule takes the place of one: of the same script, or of one not measured now.
+
+    Where a person has removed what tells the script, it is that of the new one if there is no other.
+    """
+    origin = origin_of(pull_request.body)
+    if origin is None:
+        return len(bot.scripts) <= 1
+    return origin.command == short(command) or origin.command not in {short(each) for each in bot.scripts}
+
+
+def gone(found: Examination, opened: Sequence[PullRequest]) -> dict[int, str]:
+    """Of some open pull requests those that nothing stands behind any more on the measured commit, with the reason.
+
+    Only a measurement of the same command on the same kind of device says so, one that asked the rule, in which no
+    rule failed and that reached its end. A rule that still finds its place, and was only not confirmed this time, is
+    not gone.
+    """
+    ended: dict[int, str] = {}
+    for pull_request in opened:
+        rule, origin = rule_of(pull_request.head_ref), origin_of(pull_request.body)
+        if rule is None or origin is None or (found.rules and rule not in found.rules):
+            continue
+        script = next((each for each in found.scripts if short(each.command) == origin.command), None)
+        if script is not None and (why := _nothing_left(script, rule, origin.device)) is not None:
+            ended[pull_request.number] = why
     return ended
 
 
-def _wrong(scripts: Sequence[Examined]) -> set[str]:
-    """Rules of which a rewrite was tried and changed the numbers."""
-    tried = [trial for s in scripts if s.report for trial in s.report.trials if trial.outcome == "wrong"]
-    return {name.partition("@")[0] for trial in tried for name in trial.patch if name not in trial.against}
+def _nothing_left(script: Examined, rule: str, device: str) -> str | None:
+    report = script.report
+    if report is None or script.error is not None or report.outcome in ("failed", "inconclusive"):
+        return None
+    if report.rule_errors or short(report.hardware.name) != device or rule in script.undecided:
+        return None
+    if rule in {proposal.rule or STACKED for proposal in script.proposals}:
+        return None
+    found = {finding.rule for finding in report.findings if finding.status != "declined"}
+    if rule == STACKED:
+        return None if found else "no rewrite is found on the current base any more"
+    if rule not in found:
+        return "the rule finds nothing that pays on the current base any more"
+    return "on the current base its rewrite is not proved to compute the same" if rule in _wrong(report) else None
 
 
-CLOSED_BY_US = "<!-- advisor:closed -->"  # in the body of a pull request that the bot closed itself
+def _wrong(report: Report) -> set[str]:
+    """Rules whose every trial, each of them alone on top of others', changed the numbers."""
+    outcomes: dict[str, set[str]] = {}
+    for trial in report.trials:
+        changed = {name.partition("@")[0] for name in trial.patch if name not in trial.against}
+        for rule in changed:
+            outcomes.setdefault(rule, set()).add(trial.outcome.value if len(changed) == 1 else "together")
+    return {rule for rule, seen in outcomes.items() if seen == {"wrong"}}
 
 
-def _ours(pull_request: PullRequest) -> bool:
-    return CLOSED_BY_US in pull_request.body
+CLOSED_BY_US = "<!-- advisor:closed -->"  # begins the description of a pull request that the bot closed itself
+
+
+def closed_by_us(pull_request: PullRequest) -> bool:
+    """Whether a pull request says that the bot closes it; further down, the words may be quoted from a source."""
+    return pull_request.body.lstrip().startswith(CLOSED_BY_US)
 
 
 def _limit(opened: int, recent: int, bot: BotConfig) -> str | None:

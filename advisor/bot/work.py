@@ -7,6 +7,8 @@ from collections.abc import Callable
 from advisor.bot import examining, policy, proposing
 from advisor.bot.desk import Desk
 from advisor.bot.tasks import Task
+from advisor.bot.told import told
+from advisor.errors import AdvisorError, ForgeError, OutputError
 
 ANSWER = "advisor:answer"  # of the marker of an answer, with the number of the comment
 
@@ -40,7 +42,12 @@ def command(task: Task, desk: Desk) -> str:
         desk.forge.react(task.number, task.comment, "confused")
         return _answer(task, desk, _help())
     desk.forge.react(task.number, task.comment, "eyes")
-    return follow(task, desk)
+    try:
+        return follow(task, desk)
+    except (ForgeError, OutputError):  # of the bot's own; done again, or for its log
+        raise
+    except AdvisorError as error:  # of their scripts or settings: whoever asked waits for an answer
+        return _answer(task, desk, f"It could not be done: {_sentence(told(error))}")
 
 
 def _answer(task: Task, desk: Desk, text: str) -> str:

@@ -28,12 +28,13 @@ SETTINGS = (NAIVE / "advisor.toml").read_text(encoding="utf-8")
 class Replay:
     """Stands in for a measurement: hands out the recorded one, as if it were of the commits that were asked for.
 
-    `proposes` False hands out one in which nothing is found; `raises` is raised instead.
+    `proposes` False hands out one in which nothing is found; `raises` is raised instead, `command` is another one.
     """
 
     asked: list[Measurement] = field(default_factory=list)
     proposes: bool = True
     raises: AdvisorError | None = None
+    command: str | None = None
     change: Mapping[str, Any] = field(default_factory=dict)
 
     def __call__(self, wanted: Measurement, config: Config) -> bytes:
@@ -43,6 +44,7 @@ class Replay:
         document = json.loads(RECORDED)
         document.update({"base": wanted.base, "head": wanted.head, "purpose": wanted.purpose, **self.change})
         script = document["scripts"][0]
+        script["command"] = self.command or script["command"]
         report = script["report"]
         if wanted.purpose == "examine":
             script["rewrites"] = {_print(script): script["proposals"][0]["files"]}

@@ -11,8 +11,11 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
+
+import fakelab_git
 
 Json = dict[str, Any]
 QUICK_ACTIONS = "close|merge|approve|label|assign|reopen|title|draft|ready|target_branch|lock|shrug|award"
@@ -45,6 +48,7 @@ class FakeProject:
 
     id: int
     name: str
+    bare: Path | None = None  # the git repository, where there is one
     visible: bool = True
     archived: bool = False
     branches: dict[str, str] = field(default_factory=lambda: {"main": "a" * 40})
@@ -67,10 +71,13 @@ class FakeLab:
     finished one is followed by a new one, a commit on no branch takes no status without a ref, a position has to name a
     line of the diff (with its old number, where the line is old), an emoji given twice is "not found", commands in
     notes and descriptions are carried out (`carried_out`), texts lose carriage returns and blanks at the end.
-    It does not stand in for: git, Markdown, permissions but of the token, approvals, pipelines, webhooks being sent.
+    A project with a bare git repository takes branches, heads, files and diffs from there, and keeps the heads of merge
+    requests under refs/merge-requests as GitLab does: the last one stays when the branch is gone or the request closed.
+    It does not stand in for: Markdown, permissions but of the token, approvals, pipelines, webhooks being sent.
 
     Use: `with FakeLab() as lab:`, `lab.add("group/project")`, `GitLab("group/project", token=lab.token("bot"),
-    base_url=lab.url)`. `lab.requests` is what was asked, `lab.fail(...)` plans failures.
+    base_url=lab.url)`. `lab.requests` is what was asked, `lab.fail(...)` plans failures. With git: `lab.add(name,
+    bare=folder)`, and `lab.sync()` before what is there is looked at, as before every request.
     """
 
     def __init__(self, *, root: str = "", per_page: int = 100) -> None:
@@ -127,10 +134,30 @@ class FakeLab:
         self.tokens[token] = name
         return token
 
-    def add(self, name: str) -> FakeProject:
-        """A project."""
-        self.projects[name] = FakeProject(id=self._id(), name=name)
+    def add(self, name: str, *, bare: Path | None = None) -> FakeProject:
+        """A project, with a git repository where one is given."""
+        self.projects[name] = FakeProject(id=self._id(), name=name, bare=bare)
+        self.sync()
         return self.projects[name]
+
+    def sync(self) -> None:
+        """Let branches and merge requests follow what was pushed."""
+        for here in self.projects.values():
+            if here.bare is not None:
+                here.branches = fakelab_git.branches(here.bare)
+        for here in self.projects.values():
+            for one in here.merges.values() if here.bare is not None else ():
+                if one["state"] == "opened":
+                    self._follow(here, one)
+
+    def _follow(self, here: FakeProject, one: Json) -> None:
+        origin = next((lab for lab in self.projects.values() if lab.id == one["source_project_id"]), None)
+        head = origin.branches.get(one["source_branch"]) if origin is not None else None
+        if head is None or origin is None or origin.bare is None or here.bare is None:
+            return
+        fakelab_git.keep_head(here.bare, origin.bare, head, one["iid"])
+        base, texts = fakelab_git.texts(here.bare, here.branches[one["target_branch"]], head)
+        one["git_base"], here.texts[one["iid"]] = base, texts
 
     def fail(
         self,
@@ -160,12 +187,15 @@ class FakeLab:
         **more: Any,
     ) -> int:
         """A merge request; `texts` are path -> text before and after."""
+        self.sync()
         here = self.projects[project]
         origin = self.projects[fork] if fork else here
-        origin.branches[source] = sha
+        if origin.bare is None:
+            origin.branches[source] = sha
         fields = {"title": "Topic", "description": "", "source_branch": source, "target_branch": target, **more}
         number = int(self._make_merge(here, self.user(author), fields, origin)["iid"])
         here.texts[number] = texts or {}
+        self.sync()
         return number
 
     def comment(self, project: str, number: int, author: str, body: str, **more: Any) -> int:
@@ -186,6 +216,7 @@ class FakeLab:
         path = parts.path.removeprefix(self.root).removeprefix("/api/v4")
         body: Json = json.loads(content) if content else {}
         with self.lock:
+            self.sync()
             self.requests.append((handler.command, path, body))
             plan = next(
                 (one for one in self.plans if one.method == handler.command and re.search(one.path, path)), None
@@ -322,7 +353,7 @@ class FakeLab:
         sha = origin.branches.get(one["source_branch"], one.get("sha")) if origin else one.get("sha")
         one["sha"] = sha
         start = here.branches.get(one["target_branch"], "c" * 40)
-        refs = {"base_sha": "d" * 40, "start_sha": start, "head_sha": sha}
+        refs = {"base_sha": one.get("git_base", "d" * 40), "start_sha": start, "head_sha": sha}
         return one | {"diff_refs": None if one.get("preparing") else refs}
 
 
@@ -472,9 +503,13 @@ def _delete_branch(lab: FakeLab, here: FakeProject, me: Json, path: list[str], q
     if path[0] in here.protected:
         raise Refused(403, "403 Forbidden - branch is protected")
     del here.branches[path[0]]
+    if here.bare is not None:
+        fakelab_git.delete_branch(here.bare, path[0])
 
 
 def _file(lab: FakeLab, here: FakeProject, me: Json, path: list[str], query: Json) -> Any:
+    if here.bare is not None and (found := fakelab_git.content(here.bare, query["ref"], path[0])) is not None:
+        return found
     if (query["ref"], path[0]) not in here.files:
         raise Refused(404, "404 File Not Found")
     return here.files[query["ref"], path[0]]
@@ -543,7 +578,7 @@ def _project(lab: FakeLab, here: FakeProject, me: Json, path: list[str], query: 
     return {
         "id": here.id,
         "path_with_namespace": here.name,
-        "http_url_to_repo": f"{lab.url}/{here.name}.git",
+        "http_url_to_repo": f"{lab.url}/{here.name}.git" if here.bare is None else here.bare.as_uri(),
         "default_branch": "main",
         "archived": here.archived,
     }

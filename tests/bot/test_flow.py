@@ -5,15 +5,18 @@ from __future__ import annotations
 import dataclasses
 import json
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import fakehub_git
 import pytest
 from benches import NAME, SETTINGS, TRAIN, Bench, bench
 
-from advisor.bot import examining, proposing, work
+from advisor.bot import examining, policy, proposing, publishing, work
+from advisor.bot.desk import Desk, Measurement
+from advisor.bot.policy import CLOSED_BY_US, Close
 from advisor.bot.tasks import Task
+from advisor.config import Config
 from advisor.errors import ForgeError, ScriptError
 
 OTHER = TRAIN.replace("Attention(64, 4)", "Attention(64, 2)")
@@ -194,6 +197,65 @@ def test_the_bots_own_pull_requests_are_not_examined(b: Bench) -> None:
     assert "own" in examining.examine(b.desk, pull.number)
 
 
+def test_one_that_ends_or_moves_while_it_is_measured_gets_no_comment_and_its_check_ends(b: Bench) -> None:
+    number = opened(b)
+    head = b.repo.pulls[number].head_sha
+    real = b.desk.measure
+
+    def meanwhile(change: Callable[[], object]) -> Desk:
+        def measure(wanted: Measurement, config: Config) -> bytes:
+            change()
+            return real(wanted, config)
+
+        return dataclasses.replace(b.desk, measure=measure)
+
+    for change in (
+        lambda: setattr(b.hub.repo(NAME).pulls[number], "base", "other"),
+        lambda: b.hub.close(NAME, number),
+    ):
+        assert "moved on or ended" in examining.examine(meanwhile(change), number)
+        assert not b.comments(number)
+        check = b.repo.check("advisor", head)
+        assert check is not None
+        assert (check.status, check.conclusion) == ("completed", "neutral")
+        b.repo.pulls[number].base = "main"
+
+
+def test_settings_are_named_as_in_the_repository(b: Bench) -> None:
+    b.commit("main", {"advisor.toml": "[bot]\nenabeld = true\n"})
+    number = opened(b)
+    line = examining.examine(b.desk, number)
+    assert "/tmp" not in (b.repo.checks[0].summary or "") + line
+    assert "advisor.toml" in line
+
+
+def test_a_change_of_what_is_installed_is_said_not_to_be_measured(b: Bench) -> None:
+    number = opened(b, {"requirements.txt": "torch==9\n"})
+    examining.examine(b.desk, number)
+    (comment,) = b.comments(number)
+    assert "requirements.txt: base and head ran with the same installed packages" in comment.body
+    assert "same installed packages" in (b.repo.checks[0].summary or "")
+
+
+def test_a_script_that_is_missing_in_the_file_makes_no_success(b: Bench) -> None:
+    b.commit("main", {"advisor.toml": SETTINGS.replace('["train.py 512"]', '["train.py 512", "slow.py"]')})
+    number = opened(b)
+    assert "examined: neutral" in examining.examine(b.desk, number)
+    assert "slow.py" in b.comments(number)[0].body
+
+
+def test_a_locked_conversation_still_has_its_check_and_one_that_takes_no_check_ends_the_first(b: Bench) -> None:
+    number = opened(b)
+    b.hub.fail("POST", r"/comments$", 403, body={"message": "Unable to create comment because issue is locked."})
+    assert "examined: success" in examining.examine(b.desk, number)
+    assert any("locked" in line for line in b.log)
+    b.commit("feature", {"more.py": "x = 1\n"})
+    b.hub.fail("PATCH", r"/check-runs/", 422, body={"message": "Invalid request."})
+    with pytest.raises(ForgeError):
+        examining.examine(b.desk, number)
+    assert [c.status for c in b.repo.checks] == ["completed", "completed"]
+
+
 # ------------------------------------------------------------------------------------------------------------ propose
 
 
@@ -275,6 +337,134 @@ def test_a_forge_that_is_down_is_tried_again_later_and_then_nothing_is_doubled(b
     assert len(b.proposed()) == 1
 
 
+def test_what_people_have_written_into_the_pull_request_stays(b: Bench) -> None:
+    proposing.propose(b.desk)
+    (pull,) = b.proposed()
+    pull.title, pull.labels = "perf: fused attention", []
+    pull.created_at = "2020-01-01T00:00:00Z"
+    pull.body = (pull.body or "").replace("2.0", "9.9") + "\nReviewed with Ada.\n"
+    for _ in range(2):
+        b.commit("main", {"other.py": f"x = {_}\n"})
+        proposing.propose(b.desk)
+        assert pull.title == "perf: fused attention"
+        assert "9.9" not in (pull.body or "")
+        assert (pull.body or "").count("Reviewed with Ada.") == 1
+        assert pull.labels == []
+    pull.body = "All mine."
+    for _ in range(2):
+        proposing.propose(b.desk)
+        assert (pull.body or "").startswith("<!-- advisor:proposal ")
+        assert (pull.body or "").count("All mine.") == 1
+
+
+def test_what_a_person_opens_from_a_branch_with_such_a_name_is_that_persons(b: Bench) -> None:
+    proposing.propose(b.desk)
+    branch = "advisor/unfused-gelu-0123456789ab"
+    head = b.commit(branch, {"train.py": OTHER})
+    number = b.hub.open_pull(NAME, head=branch).number
+    b.commit("main", {"advisor.toml": "[bot]\nenabled = false\n"})
+    proposing.maintain(b.desk)
+    theirs = b.repo.pulls[number]
+    assert (theirs.state, theirs.head_sha, theirs.edits, b.comments(number)) == ("open", head, 0, [])
+    assert [p.state for p in b.repo.pulls.values()] == ["closed", "open"]
+
+
+def test_a_pull_request_that_a_person_turned_to_another_branch_is_left_alone(b: Bench) -> None:
+    proposing.propose(b.desk)
+    (pull,) = b.proposed()
+    b.commit("release", {"note.txt": "x\n"})
+    pull.base, head = "release", pull.head_sha
+    b.commit("main", {"other.py": "x = 1\n"})
+    for work_on in (proposing.maintain, proposing.propose):
+        work_on(b.desk)
+        assert (pull.base, b.repo.pulls[pull.number].head_sha, pull.state) == ("release", head, "open")
+    assert any("goes to release" in line for line in b.log)
+
+
+def test_one_that_a_person_closes_meanwhile_stays_closed_by_that_person(b: Bench) -> None:
+    proposing.propose(b.desk)
+    (pull,) = b.proposed()
+    b.replay.proposes = False
+    known = b.desk.forge.pull_requests(state="open", branch_prefix="advisor/")
+    b.hub.close(NAME, pull.number)
+    proposing._close(b.desk, Close(known=known[0], reason="gone"), None)
+    assert CLOSED_BY_US not in (pull.body or "")
+    b.replay.proposes = True
+    proposing.propose(b.desk)
+    assert not b.proposed()
+
+
+def test_labels_that_are_refused_do_not_take_the_pull_request_back(b: Bench) -> None:
+    b.hub.fail("POST", r"/labels$", 422, body={"message": "Validation Failed"})
+    proposing.propose(b.desk)
+    (pull,) = b.proposed()
+    assert fakehub_git.commit_of(b.repo.bare, f"refs/heads/{pull.head}") is not None
+    assert any("not all of it was taken" in line for line in b.log)
+
+
+def test_a_branch_of_an_earlier_try_goes_too_where_the_pull_request_is_refused_in_the_end(b: Bench) -> None:
+    b.hub.fail("POST", r"/pulls$", 503, times=99)
+    with pytest.raises(ForgeError):
+        proposing.propose(b.desk)
+    b.hub.planned.clear()
+    assert len(fakehub_git.heads(b.repo.bare)) == 2
+    b.hub.fail("POST", r"/pulls$", 403, body={"message": "Resource not accessible by integration"}, times=9)
+    proposing.propose(b.desk)
+    assert list(fakehub_git.heads(b.repo.bare)) == ["main"]
+
+
+def test_without_issues_there_is_no_dashboard_and_all_the_rest(b: Bench) -> None:
+    b.hub.fail("*", r"/issues$", 410, body={"message": "Issues are disabled for this repo"}, times=9)
+    assert "1 proposed" in proposing.propose(b.desk)
+    assert any("dashboard" in line for line in b.log)
+
+
+def test_what_the_owner_wants_counts_when_it_is_published_not_when_it_was_measured(b: Bench) -> None:
+    real = b.desk.measure
+
+    def measure(wanted: Measurement, config: Config) -> bytes:
+        b.commit("main", {"advisor.toml": "[bot]\nenabled = false\n"})
+        return real(wanted, config)
+
+    assert "nothing is proposed" in proposing.propose(dataclasses.replace(b.desk, measure=measure))
+    assert not b.proposed()
+
+
+def test_a_file_that_changed_while_it_was_measured_is_not_proposed_on_the_old_commit(b: Bench) -> None:
+    real = b.desk.measure
+
+    def measure(wanted: Measurement, config: Config) -> bytes:
+        b.commit("main", {"train.py": OTHER})
+        return real(wanted, config)
+
+    assert "0 proposed, 0 closed, 1 waiting" in proposing.propose(dataclasses.replace(b.desk, measure=measure))
+    assert not b.proposed()
+
+
+def test_an_old_measurement_puts_nothing_back_and_closes_nothing(b: Bench) -> None:
+    old = main_tip(b)
+    data = b.replay(Measurement(purpose="propose", base=old, head=old, settings=old), Config())
+    b.replay.proposes = False
+    nothing = b.replay(Measurement(purpose="propose", base=old, head=old, settings=old), Config())
+    b.replay.proposes = True
+    b.commit("main", {"other.py": "x = 1\n"})
+    proposing.propose(b.desk)
+    (pull,) = b.proposed()
+    before = pull.head_sha, pull.body
+    for each in (data, nothing):
+        publishing.publish_proposed(b.desk, old, each)
+        assert b.proposed() == [pull]
+        assert (b.repo.pulls[pull.number].head_sha, pull.body) == before
+
+
+def test_the_command_to_reproduce_is_the_owners(b: Bench) -> None:
+    b.commit("main", {"advisor.toml": SETTINGS.replace("train.py 512", "train.py --name 'a b; rm -rf x'")})
+    b.replay.command = "train.py --name 'a b; rm -rf x'"
+    proposing.propose(b.desk)
+    (pull,) = b.proposed()
+    assert "advisor optimize train.py --select naive-attention -- --name 'a b; rm -rf x'" in (pull.body or "")
+
+
 # ----------------------------------------------------------------------------------------------------------- maintain
 
 
@@ -312,6 +502,25 @@ def test_and_measured_again_where_code_changed(b: Bench) -> None:
     (again,) = b.proposed()
     assert again.number == pull.number
     assert parents(b, again.head) == [main_tip(b)]
+
+
+@pytest.mark.parametrize("path", ["config.yaml", "data/input.json", "requirements.txt", "advisor.toml", "uv.lock"])
+def test_and_where_anything_else_changed_that_a_script_may_read(b: Bench, path: str) -> None:
+    b.commit("main", {"advisor.toml": SETTINGS + 'paths = ["*.py"]\n'})
+    proposing.propose(b.desk)
+    b.commit("main", {path: SETTINGS + 'paths = ["train.py"]\n'})
+    proposing.maintain(b.desk)
+    assert len(b.replay.asked) == 2
+
+
+def test_a_push_to_another_branch_measures_nothing(b: Bench) -> None:
+    proposing.propose(b.desk)
+    b.commit("main", {"other.py": "x = 1\n"})
+    task = Task(kind="maintain", forge="github", repository=NAME, branch="feature")
+    assert "not the default branch" in work.handle(task, b.desk)
+    assert len(b.replay.asked) == 1
+    work.handle(dataclasses.replace(task, branch="main"), b.desk)
+    assert len(b.replay.asked) == 2
 
 
 def test_the_bot_turned_off_closes_everything(b: Bench) -> None:
@@ -388,6 +597,17 @@ def test_optimize_proposes_profile_examines_status_lists(b: Bench) -> None:
     assert f"#{pull.number}" in b.comments(task.number or 0)[-1].body
 
 
+def test_whoever_asked_is_told_once_why_it_could_not_be_done(b: Bench) -> None:
+    task, _ = said(b, "octocat", "optimize")
+    b.replay.raises = ScriptError("the script raised ValueError: <script> @octocat")
+    for _ in range(2):
+        work.handle(task, b.desk)
+    (answer,) = [c for c in b.comments(task.number or 0) if "advisor:answer" in c.body]
+    assert "It could not be done" in answer.body
+    assert "<script>" not in answer.body
+    assert " @octocat" not in answer.body
+
+
 def test_an_unknown_command_or_rule_is_answered_with_help(b: Bench) -> None:
     for verb, argument in (("dance", None), ("explain", "no-such-rule")):
         task, _ = said(b, "octocat", verb, argument)
@@ -414,3 +634,13 @@ def test_on_an_issue_there_is_no_pull_request_to_measure(b: Bench) -> None:
     answers = [c for c in b.comments(issue.number) if "advisor:answer" in c.body]
     assert len(answers) == 1
     assert "This is an issue" in answers[0].body
+
+
+def test_words_that_a_source_quotes_are_no_ends_and_no_marks_of_ours(b: Bench) -> None:
+    proposing.propose(b.desk)
+    (known,) = b.desk.forge.pull_requests(state="open", branch_prefix="advisor/")
+    marker, _, rest = known.body.partition("\n")
+    quoted = dataclasses.replace(known, body=f"{marker}\n{proposing.END} {CLOSED_BY_US}\n{rest}\nMine.\n")
+    title, body = proposing.told_apart(quoted, known.title, "anew")
+    assert (title, body) == (known.title, f"anew\n{proposing.END}\n\nMine.\n")
+    assert not policy.closed_by_us(quoted)

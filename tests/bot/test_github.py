@@ -607,9 +607,18 @@ def test_long_texts_of_a_check_are_cut(hub: FakeHub) -> None:
     assert "more characters" in (run.summary or "")
 
 
-def test_a_person_can_make_no_check(hub: FakeHub) -> None:
-    with pytest.raises(ForgeRefused, match=r"authenticate via a GitHub App.*GitHub App or of a workflow"):
-        _github(hub, token=hub.user_token("alice")).post_check(_check(hub))
+@pytest.mark.parametrize(
+    "said", ["You must authenticate via a GitHub App.", "Resource not accessible by personal access token"]
+)
+def test_a_person_can_make_no_check_and_everything_else_goes_on(hub: FakeHub, said: str) -> None:
+    hub.fail("POST", r"/check-runs$", 403, body={"message": said})
+    assert _github(hub, token=hub.user_token("alice")).post_check(_check(hub)) == ""
+    assert not hub.repo("o/r").checks
+
+
+def test_an_app_without_the_right_to_make_checks_is_told_so(hub: FakeHub) -> None:
+    with pytest.raises(ForgeRefused, match=r"not accessible by integration.*checks: write"):
+        _github(hub, token=hub.workflow_token({"checks": "read"})).post_check(_check(hub))
 
 
 # --------------------------------------------------------------------------------------------------------- suggestions

@@ -331,7 +331,7 @@ CHECK = Check(
     head_sha=HEAD,
     conclusion=None,
     title="profiling",
-    summary="a **long** summary",
+    summary="a **long**\n\nsummary",
     annotations=(Annotation(path="t.py", start_line=1, end_line=1, level="warning", title="t", message="m"),),
 )
 

@@ -74,6 +74,10 @@ TAMPERED = [
     ("a better ratio", lambda d: at(*PROPOSAL, "report", "speedup")(d, 9.0), "not that of its timing"),
     ("a better ratio throughout", lambda d: _faster(d), "does not follow from its blocks"),
     ("an interval", lambda d: at(*PROPOSAL, "report", "interval")(d, [8.0, 9.0]), "an interval is not"),
+    ("a narrower interval", lambda d: _sure(d, interval=[2.08, 2.083]), "narrower than that of its blocks"),
+    ("a surer interval", lambda d: _sure(d, confidence=0.999), "surer than that of its blocks"),
+    ("no noise", lambda d: _sure(d, noise=0.0), "noise is less"),
+    ("no control", lambda d: _sure(d, noise=None), "noise is less"),
     ("no timing", lambda d: at(*PROPOSAL, "report", "timing")(d, None), "no timing behind it"),
     ("no proof", lambda d: at(*PROPOSAL, "report", "numerics")(d, None), "not proven"),
     ("a failed proof", lambda d: at(*PROPOSAL, "report", "numerics", "ok")(d, False), "not proven"),
@@ -93,7 +97,92 @@ TAMPERED = [
     ("another base", lambda d: at(*FILE, "base")(d, "0" * 64), "not the text that was measured"),
     ("a number", lambda d: at("report", "step_ms_before")(d, "fast"), "damaged"),
     ("a missing field", lambda d: d.pop("scripts"), "damaged"),
+    ("a step time", lambda d: at(*PROPOSAL, "report", "step_ms_after")(d, 0.001), "not that of its blocks"),
+    ("no step time", lambda d: at(*PROPOSAL, "report", "step_ms_before")(d, None), "not that of its blocks"),
+    ("a rule of its own", lambda d: at(*PROPOSAL, "rule")(d, "unfused-gelu"), "one rule holds others"),
+    ("rules of its own", lambda d: at(*PROPOSAL, "rules")(d, ["naive-attention", "x"]), "one rule holds others"),
+    (
+        "other rules",
+        lambda d: [at(*PROPOSAL, k)(d, v) for k, v in (("rule", "x"), ("rules", ["x"]))],
+        "not of the rules",
+    ),
+    ("a level", lambda d: _level(d, "semantics"), "does not allow"),
+    ("no level", lambda d: _level(d, None), "does not allow"),
+    ("rewrites", lambda d: at("rewrites")(d, {"a" * 12: {}}), "not measured to propose"),
+    ("a comparison", lambda d: at("comparison")(d, _comparison(d)), "not measured to propose"),
+    ("what it was narrowed to", lambda d: d.update(rules=["../x"]), "a rule has no id"),
 ]
+
+
+def _sure(document: dict[str, Any], **changed: Any) -> None:
+    report = document["scripts"][0]["proposals"][0]["report"]
+    report["timing"].update(changed)
+    report["interval"], report["confidence"] = report["timing"]["interval"], report["timing"]["confidence"]
+
+
+def _level(document: dict[str, Any], level: str | None) -> None:
+    for finding in document["scripts"][0]["proposals"][0]["report"]["findings"]:
+        finding["safety"] = level
+
+
+def _comparison(document: dict[str, Any]) -> dict[str, Any]:
+    report = document["scripts"][0]["report"]
+    use = {"throughput_unit": "tokens", "missing": {}}
+    use |= dict.fromkeys(("tokens_per_s", "peak_gib", "mfu", "peak_flops", "peak_source"))
+    sides = {
+        "before": {"step_ms": report["step_ms_before"], **use},
+        "after": {"step_ms": report["step_ms_after"], **use},
+    }
+    shared = {key: report[key] for key in ("reasons", "timing", "environment", "hardware")}
+    return {"outcome": "improved", **shared, **sides}
+
+
+def examined(change: Callable[[dict[str, Any]], object]) -> bytes:
+    """The recorded document as if it were of a pull request."""
+
+    def examine(document: dict[str, Any]) -> None:
+        script = document["scripts"][0]
+        edits = script["proposals"][0]["files"]
+        script.update(proposals=[], rewrites={"a" * 12: edits}, comparison=_comparison(document))
+        document.update(purpose="examine", base=OTHER_COMMIT)
+        change(document)
+
+    return tampered(examine)
+
+
+OTHER_COMMIT = "2" * 40
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda d: at("comparison", "before", "step_ms")(d, 1e6), "not that of its blocks"),
+        (lambda d: at("comparison", "after", "step_ms")(d, None), "not that of its blocks"),
+        (lambda d: at("comparison", "outcome")(d, "regressed"), "does not follow"),
+        (lambda d: at("report", "outcome")(d, "neutral"), "a rewrite is not proven"),
+        (lambda d: at("report")(d, None), "a rewrite is not proven"),
+        (lambda d: at("proposals")(d, json.loads(RECORDED)["scripts"][0]["proposals"]), "not measured to examine"),
+        (lambda d: d.update(base=COMMIT), "other commits"),
+    ],
+)
+def test_what_was_tampered_with_of_a_pull_request_is_refused(
+    change: Callable[[dict[str, Any]], object], message: str
+) -> None:
+    assert read(examined(lambda d: None), purpose="examine", base=OTHER_COMMIT)
+    with pytest.raises(ArtifactError, match=message):
+        read(examined(change), purpose="examine", base=OTHER_COMMIT)
+
+
+def test_a_commit_is_not_compared_with_itself() -> None:
+    with pytest.raises(ArtifactError, match="with itself"):
+        read(examined(lambda d: d.update(base=COMMIT)), purpose="examine")
+
+
+def test_a_script_that_the_file_leaves_out_was_not_measured() -> None:
+    bot = dataclasses.replace(CONFIG.bot, scripts=(*CONFIG.bot.scripts, "slow.py"))
+    found = read(RECORDED, config=dataclasses.replace(CONFIG, bot=bot))
+    assert [(s.command, s.error) for s in found.scripts[1:]] == [("slow.py", "it was not measured")]
+    assert read(tampered(lambda d: d.update(scripts=[]))).scripts[0].report is None
 
 
 def _faster(document: dict[str, Any]) -> None:
@@ -125,6 +214,12 @@ PATHS = [
     "a\u202ex.py",
     "",
     "x" * 2000 + ".py",
+    ".hidden/train.py",
+    "a/.x.py",
+    "a /x.py",
+    "a./x.py",
+    "x:y.py",
+    "PROGRA~1/x.py",
 ]
 
 

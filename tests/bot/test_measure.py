@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from handed import NAIVE, proposal_of, report_of
 
+from advisor import comparing
 from advisor.bot import handover
 from advisor.bot.measure import Order, measure
 from advisor.commandline import progress
@@ -51,13 +55,35 @@ def test_no_script_is_an_error_of_the_owner(tmp_path: Path) -> None:
         measured(root, root)
 
 
-@pytest.mark.parametrize("command", ["/etc/passwd", "../x.py", "a/../../x.py", "missing.py"])
+@pytest.mark.parametrize(
+    "command", ["/etc/passwd", "../x.py", "a/../../x.py", "missing.py", "-m x", "--", "-- --", ".", "''"]
+)
 def test_a_script_that_is_not_in_the_repository_is_part_of_the_answer(tmp_path: Path, command: str) -> None:
     root = tree(tmp_path / "a", {"x.py": "x = 1\n"})
     for purpose in ("examine", "propose"):
         (script,) = measured(root, root, command, purpose=purpose).scripts
         assert script.error
         assert script.report is None
+        assert str(tmp_path) not in repr(script)
+
+
+def test_rules_that_are_gone_are_left_out_of_what_is_asked(tmp_path: Path) -> None:
+    root = tree(tmp_path / "a", {})
+    config = Config(bot=BotConfig(enabled=True, scripts=("missing.py",)))
+    sha = "1" * 40
+    order = Order(
+        purpose="propose",
+        base=root,
+        head=root,
+        base_commit=sha,
+        head_commit=sha,
+        config=config,
+        out=tmp_path / "out",
+        rules=("naive-attention", "of-old"),
+    )
+    assert measure(order, progress(True, STAGES)).rules == ("naive-attention",)
+    with pytest.raises(UsageError, match="there is no rule of-old"):
+        measure(dataclasses.replace(order, rules=("of-old",)), progress(True, STAGES))
 
 
 @pytest.mark.slow
@@ -80,7 +106,7 @@ def test_a_script_that_fails_keeps_no_other_from_being_measured(tmp_path: Path) 
 def test_the_command_asks_for_work_trees_and_takes_the_settings_of_the_owner(tmp_path: Path) -> None:
     plain = tmp_path / "plain"
     plain.mkdir()
-    root = tree(tmp_path / "a", {"advisor.toml": '[bot]\nscripts = ["missing.py"]\n'})
+    root = tree(tmp_path / "a", {"advisor.toml": '[bot]\nenabled = true\nscripts = ["missing.py"]\n'})
     other = tree(tmp_path / "b", {"advisor.toml": '[bot]\nscripts = ["theirs.py"]\n'})
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -102,6 +128,44 @@ def test_the_recording_is_what_the_job_writes() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------- figures
+
+
+def profile(**changed: Any) -> Profile:
+    found = report_of()
+    fields = {"environment": found.environment, "hardware": found.hardware, "steps": (), **changed}
+    return Profile(utilisation=Utilisation(), **fields)
+
+
+@pytest.mark.parametrize(
+    ("base", "head", "said"),
+    [
+        ((512, "input_ids"), (512, "input_ids"), None),
+        ((512, "input_ids"), (512, "tokens"), None),
+        ((512, "input_ids"), (1024, "input_ids"), "512 tokens at the base, 1,024 tokens at the head"),
+        ((512, "input_ids"), (8, "samples: first dimension"), "512 tokens at the base, 8 samples at the head"),
+        ((None, None), (1024, "input_ids"), None),
+    ],
+)
+def test_steps_of_other_batches_are_not_compared(
+    monkeypatch: pytest.MonkeyPatch, base: tuple[Any, Any], head: tuple[Any, Any], said: str | None
+) -> None:
+    """A pull request that doubles the batch makes a step slower and is no regression."""
+    timing = report_of().timing
+    assert timing is not None
+    monkeypatch.setattr(comparing, "_race", lambda *_: timing)
+    before, after = (profile(tokens_per_step=n, tokens_source=source) for n, source in (base, head))
+    job: Any = SimpleNamespace(config=Config(min_quads=6))
+    found = comparing.compare(job, job, before, after, seconds=1.0)
+    assert found.outcome == ("improved" if said is None else "inconclusive")
+    assert said is None or said in found.reasons[0]
+
+
+def test_other_devices_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparing, "_race", lambda *_: report_of().timing)
+    job: Any = SimpleNamespace(config=Config(min_quads=6))
+    other = dataclasses.replace(report_of().hardware, name="NVIDIA H100")
+    found = comparing.compare(job, job, profile(), profile(hardware=other), seconds=1.0)
+    assert found.outcome == "inconclusive"
 
 
 def test_use_is_told_at_the_step_time_of_the_race() -> None:

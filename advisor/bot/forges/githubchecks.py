@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias
 
@@ -11,10 +12,13 @@ from advisor.bot.forge import Annotation, Check
 from advisor.bot.forges.fitting import cut, fitted
 from advisor.bot.forges.githubapi import Api
 from advisor.bot.forges.githubshapes import AnnotationView, CheckList, CheckView, same_text
+from advisor.errors import ForgeRefused
 
 _BATCH = 50  # annotations in one request
 _SUMMARY, _TITLE, _MESSAGE = 65_535, 255, 64_000
 _RIGHT = "checks: write, which the token of a GitHub App or of a workflow can have and that of a person cannot"
+# What GitHub says to a classic and to a fine-grained token of a person: neither can have the right to make checks.
+_PERSONAL = re.compile("authenticate via a GitHub App|not accessible by personal access token")
 
 Key: TypeAlias = "tuple[str, int, int, str, str, str]"
 Body: TypeAlias = "dict[str, Any]"
@@ -29,11 +33,19 @@ class Checks:
         self._account = account
 
     def post(self, check: Check) -> str:
-        """Create or edit the run of a check; returns its URL.
+        """Create or edit the run of a check; returns its URL, empty for the token of a person, who can make none.
 
         Annotations cannot be taken back: a run that has some which the check lacks gives way to a new one, and of runs
         with one name GitHub shows the newest. Only the last request names the conclusion.
         """
+        try:
+            return self._post(check)
+        except ForgeRefused as error:
+            if _PERSONAL.search(str(error)) is None:
+                raise
+            return ""
+
+    def _post(self, check: Check) -> str:
         wanted = {_key(annotation): _annotation(annotation) for annotation in check.annotations}
         run = self._find(check)
         known = self._known(run) if run else set()

@@ -26,7 +26,7 @@ from advisor.bot.forges.gitlab_api import (
 )
 from advisor.bot.forges.gitlab_api import Issue as LabIssue
 from advisor.bot.forges.gitlab_reader import Reader, raise_if_hidden
-from advisor.bot.forges.gitlab_text import discussion, inert, key_mark, same_text, title_of
+from advisor.bot.forges.gitlab_text import described, discussion, inert, key_mark, same_text, title_of, with_references
 from advisor.errors import ForgeConflict, ForgeMissing
 from advisor.reports.untrusted import clip
 
@@ -37,11 +37,11 @@ _EMOJI: Mapping[Reaction, str] = {"eyes": "eyes", "+1": "thumbsup", "confused": 
 class GitLab(Reader):
     """One project of a GitLab, with a personal, project or group access token of the scope `api`.
 
-    Where GitLab is another world than the protocol: a check is a commit status, whose description holds the title;
-    summary and annotations have no place there and are not posted (the sticky note has to carry them), and neutral is
-    success. A status of a running check keeps its first title. `base_sha` is the target branch when the diff was last
-    made, all zeros where GitLab does not know. `pull_requests` of state "all" holds, of those that have ended, the ones
-    that this account opened. Code scanning takes no SARIF.
+    Where GitLab is another world than the protocol: a check is a commit status, whose description holds the title and a
+    summary of one line; a longer summary and annotations have no place there and are not posted (the sticky note has to
+    carry them), and neutral is success. A status of a running check keeps its first title. `base_sha` is the target
+    branch when the diff was last made, all zeros where GitLab does not know. `pull_requests` of state "all" holds, of
+    those that have ended, the ones that this account opened. Code scanning takes no SARIF.
     """
 
     kind: Literal["github", "gitlab"] = "gitlab"
@@ -108,10 +108,11 @@ class GitLab(Reader):
     def post_check(self, check: Check) -> str:
         """Set the commit status of the check's name; its URL is empty. A fork's commit gets it on the merge request."""
         state = {None: "running", "failure": "failed"}.get(check.conclusion, "success")
+        said = check.title if check.conclusion is None else described(check.title, check.summary)
         body = {
             "state": state,
             "name": check.name[:_LONGEST_STATUS],
-            "description": clip(check.title, _LONGEST_STATUS - 40)[:_LONGEST_STATUS],
+            "description": clip(said, _LONGEST_STATUS - 40)[:_LONGEST_STATUS],
         }
 
         def there() -> Status | None:
@@ -252,7 +253,7 @@ class GitLab(Reader):
 
 
 def _marked(marker: str, body: str) -> str:
-    return body if body.startswith(marker) else f"{marker}\n{body}"
+    return with_references(body if body.startswith(marker) else f"{marker}\n{body}")
 
 
 def _changes(found: MergeRequest, title: str, body: str) -> dict[str, str]:

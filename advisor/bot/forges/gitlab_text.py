@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import html
 import re
 from typing import Any
 
@@ -12,6 +13,11 @@ from advisor.bot.forges.hunks import ShownLine, new_lines
 
 _DRAFT = re.compile(r"\s*(?:(?:\[draft\]|\(draft\)|draft:)\s*)+", re.IGNORECASE)
 _KEY = re.compile(r"<!-- advisor:suggestion ([0-9a-f]{64}) -->")
+_REFERENCE = re.compile(
+    r"(?P<code>^ {0,3}(?P<fence>`{3,}|~{3,}).*?^ {0,3}(?P=fence)|(?P<span>`+).*?(?P=span)|<!--.*?-->)"
+    r"|(?<![\w&/#])#(?=\d)",
+    re.MULTILINE | re.DOTALL,
+)
 _LONGEST_TITLE = 255  # characters
 _MOST_ABOVE = 100  # lines above its own that a suggestion block may replace
 
@@ -23,6 +29,14 @@ def inert(text: str) -> str:
     returns before it looks for them.
     """
     return re.sub(r"(?m)^/", " /", text.replace("\r\n", "\n").replace("\r", "\n"))
+
+
+def with_references(markdown: str) -> str:
+    """The bot's own Markdown, which names pull requests as `#1`, with GitLab's sign for merge requests, `!1`.
+
+    Code and comments stay as they are; in what others said the sign is broken already (`reports.markdown_text`).
+    """
+    return _REFERENCE.sub(lambda found: "!" if found["code"] is None else found[0], markdown)
 
 
 def same_text(one: str | None, other: str) -> bool:
@@ -40,6 +54,14 @@ def title_of(text: str, *, draft: bool) -> str:
 def bare_title(text: str) -> str:
     """A title without the prefix of a draft."""
     return title_of(text, draft=False)
+
+
+def described(title: str, summary: str) -> str:
+    """The description of a status, which GitLab shows as plain text: the title, and a summary of one line behind it."""
+    if not summary.strip() or "\n" in summary.strip():
+        return title
+    plain = html.unescape(re.sub(r"</?span>", "", summary)).replace("\u200b", "")
+    return f"{title}: {plain.strip()}"
 
 
 def key_mark(key: str) -> str:
