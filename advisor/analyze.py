@@ -151,7 +151,7 @@ def _timed(uses: Sequence[OptimizerUse], measured: Measured, pace: float, idle_p
 
 
 def insufficient(trace: Recorded, kind: str) -> str | None:
-    """What to collect before anything may be said about this trace, None when it is fit for use (RULES.md, G0).
+    """What to collect before anything may be said about this trace, None when it is fit for use.
 
     Steps must be marked, no duration negative, on a GPU at least 95 % of the activities since the first step's first
     must have their launch, and at most 1 % may lie outside the window or before their launch (a clock that jumped).

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import advisor
-from advisor import glance, patch, plan, registry, rundir, stages, summary, why
+from advisor import glance, patch, plan, rundir, stages, summary, why
 from advisor.config import Config
 from advisor.errors import AdvisorError, ArtifactError, RuleError, ScriptError, UsageError
 from advisor.job import Job, Request, Rules, begin, load_rules
@@ -94,7 +94,7 @@ def check(asked: Asked, progress: Progress) -> Result:
         schema_version=SCHEMA,
         advisor=advisor.__version__,
         files=tuple(look.file for look in looks),
-        rules=_pages(asked.config, rules),
+        rules=_pages(rules),
     )
     explained = tuple(look.explanation for look in looks if look.explanation is not None)
     return Result(redactor.value(report), tuple(errors), redactor.value(explained))
@@ -112,11 +112,10 @@ def _check_path(path: Path) -> None:
         raise UsageError(f"{path} is a directory: name the training scripts themselves, or the folder of a run")
 
 
-def _pages(config: Config, rules: Rules) -> tuple[RulePage, ...]:
-    loaded, _ = registry.load(Path(config.rules_folder) if config.rules_folder else None)
+def _pages(rules: Rules) -> tuple[RulePage, ...]:
     return tuple(
-        RulePage(id=name, title=loaded[name].title, safety=rule.safety.value, page=loaded[name].page)
-        for name, rule in sorted(rules.asked.items())
+        RulePage(id=name, title=item.title, safety=item.rule.safety.value, page=item.page)
+        for name, item in sorted(rules.pages.items())
     )
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import advisor
-from advisor import bot_command, check_command
+from advisor import bot_command, check_command, rules_command
 from advisor.commandline import INTERRUPTED, NOT_CONFIRMED, console, settings, show_error, shown
 from advisor.commandline import progress as stage_lines
 from advisor.errors import AdvisorError, ArtifactError, OutputError, UsageError
@@ -156,6 +156,8 @@ def _rendered(report: Report, style: str) -> str:
 
 cli.add_command(check_command.check)
 cli.add_command(bot_command.bot)
+cli.add_command(rules_command.rules)
+cli.add_command(rules_command.explain)
 
 
 @cli.command()
@@ -301,54 +303,6 @@ def report(
         click.echo(found.path / "report.html")
     else:
         _show(document, found.path, style)
-
-
-@cli.command("rules")
-@click.option("--rules", "rules_folder", type=click.Path(path_type=Path), help="A folder with rules of your own.")
-def list_rules(rules_folder: Path | None) -> None:
-    """List every rule: id, what it may change, first line of its page."""
-    from advisor.registry import load
-
-    loaded, errors = load(rules_folder)
-    width = max(len(name) for name in loaded)
-    for name, item in loaded.items():
-        click.echo(f"{name:<{width}}  {item.rule.safety.value:<10} {item.title}")
-    for error in errors:
-        show_error(error)
-    if errors:
-        raise SystemExit(errors[0].exit_status)
-
-
-@cli.command()
-@click.argument("rule")
-@click.option("--rules", "rules_folder", type=click.Path(path_type=Path), help="A folder with rules of your own.")
-def explain(rule: str, rules_folder: Path | None) -> None:
-    """Show the page of RULE: what it does, why it costs, when not to, its examples."""
-    import difflib
-
-    from advisor.registry import load
-
-    loaded, errors = load(rules_folder)
-    for error in errors:
-        show_error(error)
-    item = loaded.get(rule)
-    if item is None:
-        stems = (rule, rule.replace("-", "_"))
-        for error in errors:
-            if any(str(error).startswith(f"rule {stem} ") for stem in stems):
-                raise SystemExit(error.exit_status)
-        near = difflib.get_close_matches(rule, loaded, 1)
-        hint = f": did you mean {near[0]}?" if near else ": `advisor rules` lists them"
-        raise UsageError(f"there is no rule {rule}{hint}")
-    click.echo(f"# {item.rule.id}\n\n{item.page}\n\n## Examples")
-    for example in item.rule.examples:
-        click.echo(f"\nbefore:\n\n{_indented(example.before)}")
-        after = f"after:\n\n{_indented(example.after)}" if example.after else f"left alone: {example.because}"
-        click.echo(f"\n{after}")
-
-
-def _indented(text: str) -> str:
-    return "".join(f"    {line}\n" for line in text.splitlines())
 
 
 def main() -> None:

@@ -154,9 +154,9 @@ def _commands(value: Any) -> bool:
 
 
 def _split(command: str) -> list[str]:
-    """The words of a command; none of one whose quotes do not end."""
+    """The words of a command, without the `--` before arguments; none of one whose quotes do not end."""
     try:
-        return shlex.split(command)
+        return [word for word in shlex.split(command) if word != "--"]
     except ValueError:
         return []
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from advisor.model import Span
-from advisor.source import Source
+from advisor.source import Source, last_name
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ def construction(source: Source, span: Span, qualified: str) -> ast.Call | None:
     here = source.expressions_at(span.line, span.column)
     calls = [n for n in here if isinstance(n, ast.Call) and source.span(n).end_column in (span.end_column, None)]
     for call in calls:
-        if source.qualified(call.func) == qualified or _last_name(call.func) == qualified.rpartition(".")[2]:
+        if source.qualified(call.func) == qualified or last_name(call.func) == qualified.rpartition(".")[2]:
             return call
     for call in calls:
         name = call.func.id if isinstance(call.func, ast.Name) and not call.keywords else None
@@ -85,7 +85,7 @@ def _default(
     sources: Sequence[Source], source: Source, function: ast.FunctionDef | ast.AsyncFunctionDef, name: str, value: Any
 ) -> Place | None:
     """The default of a parameter that is read once, of a function that is called once and without it."""
-    named = [n for s in sources for n in ast.walk(s.tree) if _last_name(n) == function.name]
+    named = [n for s in sources for n in ast.walk(s.tree) if last_name(n) == function.name]
     calls = [n for s in sources for n in ast.walk(s.tree) if isinstance(n, ast.Call) and n.func in named]
     if len(named) != 1 or len(calls) != 1:
         return None
@@ -206,10 +206,6 @@ def _behind(source: Source, node: ast.expr) -> Span:
 
 def _is(node: ast.expr, value: Any) -> bool:
     return isinstance(node, ast.Constant) and type(node.value) is type(value) and node.value == value
-
-
-def _last_name(node: ast.AST) -> str | None:
-    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", None)
 
 
 def _stores(source: Source, name: str) -> Iterator[ast.Name]:

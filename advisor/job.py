@@ -6,6 +6,7 @@ import hashlib
 import os
 import shutil
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from advisor.errors import RuleError, UsageError
 from advisor.machine import project_root
 from advisor.progress import Progress
 from advisor.redact import Redactor
+from advisor.registry import Loaded
 from advisor.rule import Rule
 from advisor.rundir import RunDir
 from advisor.session import Spec
@@ -41,10 +43,11 @@ class Request:
 
 @dataclass(frozen=True)
 class Rules:
-    """The rules a run asks, by id, and the errors of those that could not be loaded."""
+    """The rules a run asks, by id, with their pages, and the errors of those that could not be loaded."""
 
     asked: dict[str, Rule]
     errors: tuple[RuleError, ...]
+    pages: Mapping[str, Loaded]
 
 
 def load_rules(config: Config) -> Rules:
@@ -55,7 +58,7 @@ def load_rules(config: Config) -> Rules:
         raise UsageError(f"there is no rule {unknown[0]}: `advisor rules` lists them")
     selected = config.select or tuple(loaded)
     asked = {name: item.rule for name, item in loaded.items() if name in selected and name not in config.ignore}
-    return Rules(asked, errors)
+    return Rules(asked, errors, {name: loaded[name] for name in asked})
 
 
 @dataclass

@@ -7,10 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from advisor.made import given_to, relatives
-from advisor.source import Source
+from advisor.source import Source, last_name
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
-NUMBERS = frozenset("float int len round bool".split())  # functions that give a number for a tensor
 READ = frozenset("item size dim numel tolist".split())  # methods of a tensor that give numbers
 FACTS = frozenset("shape ndim dtype device".split())  # attributes of a tensor that are none
 NO_TENSOR = frozenset({"torch.finfo", "torch.iinfo", "torch.Size"})
@@ -123,7 +122,7 @@ def passed(
         for call in ast.walk(file.tree):
             if not isinstance(call, ast.Call):
                 continue
-            callee = last(call.func)
+            callee = last_name(call.func)
             if callee not in names and not (callee == "__init__" == function.name and id(call) in inside):
                 continue
             yield from ((file, k.value) for k in call.keywords if k.arg == name)
@@ -144,8 +143,3 @@ def _defaults(function: Function) -> dict[str, ast.expr]:
 def positional(function: Function) -> list[str]:
     """The names of the parameters that a call may give by their place."""
     return [a.arg for a in (*function.args.posonlyargs, *function.args.args)]
-
-
-def last(callee: ast.expr) -> str | None:
-    """The last name of an expression that names something."""
-    return callee.attr if isinstance(callee, ast.Attribute) else getattr(callee, "id", None)

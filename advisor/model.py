@@ -419,7 +419,7 @@ class Utilisation:
 
     `mfu` divides model FLOP/s by the device's dense bf16 peak, `mfu_own_peak` by the peak of the dtype each operator
     ran in, `of_measured` by the matmul rate measured in the run; `hfu` divides the FLOP/s that were executed, recompute
-    included, by the peak of `mfu` (METRICS.md, section 5 and the last section).
+    included, by the peak of `mfu`.
     """
 
     busy: float | None = None
@@ -491,7 +491,7 @@ def mean_us(steps: Sequence[Step]) -> float | None:
 
 
 class Safety(str, enum.Enum):
-    """What a rewrite may change; each level is a verification plan (VERIFY.md)."""
+    """What a rewrite may change; each level is a plan of verification."""
 
     EXACT = "exact"  # bit-identical loss under deterministic mode
     NUMERICS = "numerics"  # the same maths in another rounding order
@@ -692,7 +692,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Numerics:
-    """The numerics proof of one candidate (VERIFY.md, section 1). `reasons` is empty when it holds.
+    """The numerics proof of one candidate. `reasons` is empty when it holds.
 
     `fallbacks` says why the operators that ran are not those the rewrite is for; the numbers may agree all the same.
     `operators_gone` ran in a step of the script as found and not in one of the patched script, `operators_new` the
@@ -714,7 +714,7 @@ class Numerics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionProof:
-    """The proof of a replacement alone, original against replacement, before a script runs with it (VERIFY.md, 1.2).
+    """The proof of a replacement alone, original against replacement, before a script runs with it.
 
     `regions` counts the distinct regions of a rewrite, `compared` their draws, each forward and backward; `skipped`
     says why others were not (reason -> draws). `reasons` is empty when it holds; nothing compared never holds.

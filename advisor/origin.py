@@ -11,7 +11,7 @@ from advisor.made import is_parameter, own_class
 from advisor.model import LoopCall, Span
 from advisor.patterns.callsites import scope_of
 from advisor.places import is_own
-from advisor.source import Source
+from advisor.source import Source, last_name
 
 DEPTH = 5  # functions that are followed one into the other
 MOVES = frozenset("to cuda cpu float double half bfloat16 requires_grad_ train eval to_empty".split())  # give the model
@@ -165,7 +165,7 @@ class _Finder:
             raise Unclear(f"what is handed over as `{name}` was not recorded", source.span(use))
         there = self.read(frames[-1].path)
         call = call_at(there, frames[-1])
-        if call is None or _last(call.func) != (_class_of(source, scope) or scope.name):
+        if call is None or last_name(call.func) != (_class_of(source, scope) or scope.name):
             raise Unclear(f"what is handed over as `{name}` was not recorded", source.span(use))
         given = _argument(call, scope, name, method=isinstance(source.parents[scope], ast.ClassDef))
         if given is None:
@@ -247,7 +247,7 @@ class _Finder:
         scope = next((s for s in _scopes(source, name) if is_parameter(s, name.id) or _bound(s, name.id)), None)
         if isinstance(scope, Function) and is_parameter(scope, name.id):
             called = _class_of(source, scope) or scope.name
-            calls = [(s, c) for s in self.sources for c in _calls(s) if _last(c.func) == called]
+            calls = [(s, c) for s in self.sources for c in _calls(s) if last_name(c.func) == called]
             method = isinstance(source.parents[scope], ast.ClassDef)
             given = _argument(calls[0][1], scope, name.id, method) if len(calls) == 1 else None
             others = [event for event in _events(source, scope, name.id) if event.what == "made" or event.alters]
@@ -265,7 +265,7 @@ class _Finder:
         yield Kind(name.id, fixed=False)
 
     def _called(self, source: Source, call: ast.Call, text: str, depth: int) -> Iterator[Kind]:
-        name = _last(call.func)
+        name = last_name(call.func)
         classes = [(s, c) for s in self.sources for c in s.classes if c.name == name]
         functions = [(s, f) for s in self.sources for f in _functions(s) if f.name == name]
         plain = isinstance(call.func, ast.Name) or source.qualified(call.func) is not None
@@ -294,7 +294,7 @@ class _Finder:
             if isinstance(value, ast.Name):
                 wraps = any(event.what == "wrapped" for event in _events(source, function, value.id))
             else:
-                wraps = isinstance(value, ast.Call) and _last(value.func) in PARALLEL | SHARDING
+                wraps = isinstance(value, ast.Call) and last_name(value.func) in PARALLEL | SHARDING
             if wraps:
                 raise Unclear(f"`{function.name}` wraps the model that it makes", source.span(node))
             yield from self._kinds(source, value, depth - 1)
@@ -330,14 +330,14 @@ def _assigned(source: Source, node: ast.Assign | ast.AnnAssign, name: str) -> It
         yield _Event("ready", node)
     elif not _mentions(value, name):
         held = _held(value)
-        if isinstance(value, ast.Call) and _last(value.func) in PARALLEL | SHARDING and (held is None or not alone):
+        if isinstance(value, ast.Call) and last_name(value.func) in PARALLEL | SHARDING and (held is None or not alone):
             raise Unclear(f"`{name}` is wrapped where it is made", source.span(node))
         yield _Event("made", node, value if held is None else held, alters=held is not None)
-    elif isinstance(value, ast.Call) and _last(value.func) in CHECKPOINTING:
+    elif isinstance(value, ast.Call) and last_name(value.func) in CHECKPOINTING:
         yield _Event("ready", node)
-    elif isinstance(value, ast.Call) and _last(value.func) in PARALLEL and alone:
+    elif isinstance(value, ast.Call) and last_name(value.func) in PARALLEL and alone:
         yield _Event("wrapped", node, alters=True)
-    elif isinstance(value, ast.Call) and _last(value.func) in SHARDING:
+    elif isinstance(value, ast.Call) and last_name(value.func) in SHARDING:
         yield _Event("wrapped", node)
     else:
         raise Unclear(f"`{ast.unparse(value)[:60]}` gives `{name}` what is not followed", source.span(node))
@@ -353,7 +353,7 @@ def _element(targets: Sequence[ast.expr], value: ast.expr, name: str) -> ast.exp
 
 def _held(value: ast.expr) -> ast.expr | None:
     """The model that an expression wraps for several processes as it is made: `Net()` of `DDP(Net().cuda())`."""
-    if not isinstance(value, ast.Call) or _last(value.func) not in PARALLEL or not value.args:
+    if not isinstance(value, ast.Call) or last_name(value.func) not in PARALLEL or not value.args:
         return None
     inner = _unmoved(value.args[0])
     return inner if isinstance(inner, ast.Call) else None
@@ -361,7 +361,7 @@ def _held(value: ast.expr) -> ast.expr | None:
 
 def _called(node: ast.Expr, call: ast.Call, name: str) -> Iterator[_Event]:
     """A statement that is a call: `model.cuda()`, `fully_shard(block)`."""
-    last = _last(call.func)
+    last = last_name(call.func)
     method = isinstance(call.func, ast.Attribute) and ast.unparse(_unmoved(call.func.value)) == name
     given = any(_mentions(argument, name) for argument in call.args)
     if (method and last in MOVES - {"train", "eval"}) or ((method or given) and last in CHECKPOINTING):
@@ -419,10 +419,6 @@ def _flat(target: ast.expr) -> list[ast.expr]:
 def _mentions(value: ast.AST, name: str) -> bool:
     kinds = (ast.Name, ast.Attribute)
     return any(isinstance(node, kinds) and ast.unparse(node) == name for node in ast.walk(value))
-
-
-def _last(node: ast.expr) -> str | None:
-    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", None)
 
 
 def _functions(source: Source) -> Iterator[ast.FunctionDef]:
@@ -557,7 +553,7 @@ def _leaves(body: Sequence[ast.stmt]) -> bool:
     """Whether what follows some statements does not run."""
     last = body[-1] if body else None
     if isinstance(last, ast.Expr) and isinstance(last.value, ast.Call):
-        return _last(last.value.func) in LEAVES
+        return last_name(last.value.func) in LEAVES
     return isinstance(last, (ast.Return, ast.Raise, ast.Continue, ast.Break))
 
 
@@ -622,7 +618,7 @@ def always_has(sources: Sequence[Source], kind: Kind, path: Sequence[str]) -> bo
         value = value.elts[place]
     if isinstance(value, ast.IfExp) or not isinstance(value, ast.Call):
         return False
-    name = _last(value.func)
+    name = last_name(value.func)
     if len(path) == 1:
         return name != "ModuleDict"  # which gives its keys
     classes = [(s, c) for s in sources for c in s.classes if c.name == name]
@@ -633,7 +629,7 @@ def always_has(sources: Sequence[Source], kind: Kind, path: Sequence[str]) -> bo
 
 def _inherits(sources: Sequence[Source], kind: Kind, base: ast.expr, path: Sequence[str]) -> bool:
     """Whether a base of a class gives every instance a container."""
-    classes = [(s, c) for s in sources for c in s.classes if c.name == _last(base) and c is not kind.node]
+    classes = [(s, c) for s in sources for c in s.classes if c.name == last_name(base) and c is not kind.node]
     if len(classes) == 1:
         return always_has(sources, Kind(classes[0][1].name, *classes[0]), path)
     assert kind.source is not None

@@ -58,6 +58,11 @@ def load(folder: Path | None = None) -> tuple[dict[str, Loaded], tuple[RuleError
     return dict(sorted(found.items())), tuple(errors)
 
 
+def built_in_folder() -> Path:
+    """Where the files of the built-in rules lie."""
+    return Path(str(importlib.import_module("advisor.rules").__file__)).resolve().parent
+
+
 def _check_class(cls: type[Rule], module: ModuleType) -> None:
     """What a rule must say of itself before it can be asked anything; raises UsageError with the attribute to mend."""
     identifier = getattr(cls, "id", None)
@@ -68,6 +73,8 @@ def _check_class(cls: type[Rule], module: ModuleType) -> None:
         raise UsageError(f"rule {identifier} stands in {stem}.py: the file is named as the rule, with underscores")
     if not isinstance(getattr(cls, "safety", None), Safety):
         raise UsageError(f"rule {identifier} has no safety: add safety = Safety.NUMERICS, or the level that is true")
+    if not isinstance(cls.order, int):
+        raise UsageError(f"rule {identifier}: its order is {cls.order!r}: a whole number, see advisor.rule.Rule.order")
     unknown = [need for need in cls.needs if need not in NEEDS]
     if unknown:
         raise UsageError(f"rule {identifier} needs {unknown[0]!r}, which no profile holds: one of {', '.join(NEEDS)}")
@@ -87,7 +94,15 @@ def _guarded(errors: list[RuleError], name: str) -> Iterator[None]:
     except UsageError as error:
         errors.append(RuleError(f"rule {name} could not be loaded: {error}"))
     except Exception as error:  # noqa: BLE001 - a rule that raises is reported by id, the others still count
-        errors.append(RuleError(f"rule {name} could not be loaded: {error}", detail=traceback.format_exc()))
+        errors.append(RuleError(f"rule {name} could not be loaded: {error}", detail=_traceback(error)))
+
+
+def _traceback(error: Exception) -> str:
+    """The traceback from the first frame of the rule's own code on; none of it where that cannot be compiled."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename.startswith((__file__, "<frozen importlib")):
+        frames = frames.tb_next
+    return "".join(traceback.format_exception(type(error), error, frames))
 
 
 def _from_file(path: Path) -> ModuleType:
@@ -101,15 +116,16 @@ def _from_file(path: Path) -> ModuleType:
 
 
 def _add(found: dict[str, Loaded], module: ModuleType, origin: str) -> None:
-    for cls in vars(module).values():
-        if (
-            inspect.isclass(cls)
-            and issubclass(cls, Rule)
-            and not inspect.isabstract(cls)
-            and cls.__module__ == module.__name__
-        ):
-            _check_class(cls, module)
-            rule = cls()
-            if rule.id in found:
-                raise UsageError(f"two rules are called {rule.id}: {found[rule.id].origin} and {origin}")
-            found[rule.id] = Loaded(rule, origin, inspect.getdoc(module) or rule.id)
+    """The rules that a module defines; raises UsageError where one is incomplete, or its id is taken."""
+    own = [c for c in vars(module).values() if inspect.isclass(c) and c.__module__ == module.__name__]
+    classes = [cls for cls in own if issubclass(cls, Rule)]
+    complete = [cls for cls in classes if not inspect.isabstract(cls)]
+    if classes and not complete:
+        missing = " and ".join(sorted(classes[-1].__abstractmethods__))
+        raise UsageError(f"{classes[-1].__name__} has no {missing}: write what advisor.rule.Rule leaves open")
+    for cls in complete:
+        _check_class(cls, module)
+        rule = cls()
+        if rule.id in found:
+            raise UsageError(f"two rules are called {rule.id}: {found[rule.id].origin} and {origin}")
+        found[rule.id] = Loaded(rule, origin, inspect.getdoc(module) or rule.id)

@@ -234,8 +234,8 @@ ON_A_GPU = "cannot tell: needs a GPU profile"
 class Rule(ABC):
     """One piece of knowledge. Neither method touches the rule, a global, a device or a file.
 
-    `needs` names what the profile must hold (words of NEEDS); `worth` is the share
-    of a step below which a finding is noise; `tolerance` the error floor of the rewrite in machine epsilons.
+    `needs` names what the profile must hold (words of NEEDS); `worth` is the share of a step below which a finding is
+    noise; `tolerance` the error floor of the rewrite in machine epsilons. Of rewrites with one `group` one is applied.
     """
 
     id: ClassVar[str]
@@ -248,7 +248,8 @@ class Rule(ABC):
     avoids: ClassVar[tuple[str, ...]] = ()  # operators that must not begin to run
     in_library: ClassVar[str] = "ask the library for its fused form"  # what to do where a library holds the code
     on_request: ClassVar[bool] = False  # whether its rewrites are tried only where `select` names the rule
-    order: ClassVar[int] = 50  # place in the plan: starvation 10, precision 20, structure 30, compile 40, optimizer 60
+    # in the plan: starvation 10, precision 20, structure 30, compile 40, memory 50, communication 55, optimizer 60
+    order: ClassVar[int] = 50
     examples: ClassVar[tuple[Example, ...]] = ()
 
     @abstractmethod

@@ -274,6 +274,11 @@ class Source:
         return best
 
 
+def last_name(node: ast.AST) -> str | None:
+    """The last name of an expression that names something: `Linear` of `nn.Linear`."""
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", None)
+
+
 def with_imported(read: Callable[[str], Source], paths: Iterable[str]) -> tuple[Source, ...]:
     """The files at some paths below the project root and every file there that they import, each once.
 

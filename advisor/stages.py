@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
@@ -48,6 +47,7 @@ def entry():
 
 
 def counted(count: int, noun: str) -> str:
+    """A number with its noun: "1 step", "3 steps"."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
@@ -55,6 +55,7 @@ def counted(count: int, noun: str) -> str:
 
 
 def capture(job: Job) -> None:
+    """Stage 1: record the script, unless an interrupted run has; raises ArtifactError where a source has changed."""
     if job.run.has("probe.json") and job.run.has("capture.json"):
         check_sources(job)
         job.progress.note("taken from the interrupted run")
@@ -173,6 +174,8 @@ def _check_captured(child: Child, options: Mapping[str, Any], least: int | None)
 
 @dataclass(frozen=True)
 class Recorded:
+    """What was recorded of a run, as typed values; `missing` gives the reason for what was not."""
+
     facts: ProbeFacts
     trace: Trace | None
     graphs: tuple[Graph, ...]
@@ -182,10 +185,11 @@ class Recorded:
 
 
 def ingest(job: Job) -> Recorded:
+    """Stages 2 and 3: read the recordings, and link the time of the profiled steps to the nodes of the graphs."""
     path = job.run.path
     facts = read_probe(path / "probe.json", job.root)
     missing = dict(facts.missing)
-    software = json.loads((path / "probe.json").read_text(encoding="utf-8")).get("software", {})
+    software = job.run.read_json("probe.json").get("software", {})
     trace = read_trace(path / "trace.json.gz") if job.run.has("trace.json.gz") else None
     if trace is None:
         missing["kineto"] = "the script ended before its steps were profiled"
@@ -227,6 +231,7 @@ def _reference(job: Job, hardware: Hardware) -> tuple[float, str] | None:
 
 
 def analyse(job: Job, recorded: Recorded) -> Profile:
+    """Stage 3b: the profile that the rules are asked about; leaves env.json."""
     facts, hardware = recorded.facts, _hardware(recorded.facts.device)
     peak = _reference(job, hardware)
     command = (os.path.relpath(job.script, job.root), *job.arguments)
@@ -409,7 +414,10 @@ def check_patch(job: Job, planned: plan.Plan) -> None:
 
 
 def verify(job: Job, profile: Profile, planned: plan.Plan) -> Verdict:
-    """Search the rewrites for the best proven patch; the work folder goes, the trials stay for a resumed run."""
+    """Stage 7: search the rewrites for the best proven patch; leaves verdicts.json.
+
+    The work folder goes, the trials stay for a resumed run.
+    """
     config, device = job.config, profile.hardware
     work = job.run.folder("work")
     context = f"{profile.environment.torch} {device.name} {profile.environment.driver}"
@@ -471,7 +479,7 @@ def report(
     verdict: Verdict,
     singles: tuple[SingleCounters, ...] = (),
 ) -> tuple[Report, Patch, tuple[RuleError, ...]]:
-    """Stage 8: the report in all its forms, the proven patch, and the errors of rules on the way."""
+    """Stage 8: the report as JSON and as a page, the proven patch, and the errors of rules on the way."""
     from advisor.reports.html import render_html
     from advisor.reports.jsonform import render_json
 

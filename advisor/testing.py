@@ -12,7 +12,7 @@ import itertools
 import linecache
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -20,6 +20,7 @@ from typing import Any
 
 from advisor import match as matching
 from advisor import patch as patching
+from advisor.diffs import unified
 from advisor.graphrule import GraphRule
 from advisor.ingest.graph import read_graphs
 from advisor.model import (
@@ -46,6 +47,7 @@ from advisor.model import (
 )
 from advisor.registry import HEADINGS, Loaded
 from advisor.rule import Context, Example, ExampleProfile, Rule
+from advisor.skeleton import FILL_IN
 from advisor.source import Source
 
 FILE = "example.py"
@@ -61,32 +63,34 @@ def check(loaded: Loaded) -> None:
     assert any(e.after is None for e in rule.examples), f"{rule.id}: no example stays silent"
     for number, example in enumerate(rule.examples):
         run_example(rule, example, f"{rule.id} example {number}")
+    assert FILL_IN not in loaded.page, f"{rule.id}: the page still says {FILL_IN}: write it"
 
 
 def run_example(rule: Rule, example: Example, label: str = "example") -> None:
     """One example: findings or decline, byte-exact result, a second run finds nothing, order and inputs stable."""
     with tempfile.TemporaryDirectory() as folder:
         ctx, source = context_of(rule, example.before, example.profile, Path(folder))
-        before = copy.deepcopy(ctx.profile)
-        results = list(rule.match(ctx))
-        assert results == list(rule.match(ctx)), f"{label}: two runs differ"
+        before, state = copy.deepcopy(ctx.profile), dict(vars(rule))
+        results = _matched(rule, ctx, label)
+        assert results == _matched(rule, ctx, label), f"{label}: two runs differ"
         assert ctx.profile == before, f"{label}: the rule changed its input"
+        assert vars(rule) == state, f"{label}: the rule changed itself, {sorted(vars(rule))}"
         findings = [r for r in results if isinstance(r, Finding)]
         if example.after is None:
             assert not findings, f"{label}: fired where it should stay silent"
             reasons = [r.reason for r in results if isinstance(r, Decline)]
             assert example.because in reasons, f"{label}: declined with {reasons}, not with {example.because!r}"
             return
-        assert len(findings) == 1, f"{label}: {len(findings)} findings, {results}"
+        assert len(findings) == 1, f"{label}: {len(findings)} findings where one is due, {results}"
         _check_estimate(example, findings[0], label)
         rewrite = rule.rewrite(findings[0], source)
         if example.after == example.before:  # a finding that is told and never edited
             assert isinstance(rewrite, Decline), f"{label}: an edit where there is none to make, {rewrite}"
             _check_needs(rule, ctx, label)
             return
-        assert isinstance(rewrite, Rewrite), f"{label}: {rewrite}"
+        assert isinstance(rewrite, Rewrite), f"{label}: no edit, rewrite gave {rewrite}"
         result = patching.build([rewrite], lambda _: source).sources[FILE]
-        assert result == example.after, f"{label}: the result differs\n{result}"
+        assert result == example.after, f"{label}: the result differs\n{unified('after', example.after, result)}"
         ast.parse(result)
         _check_needs(rule, ctx, label)
         if isinstance(rule, GraphRule) and rule.safety in (Safety.EXACT, Safety.NUMERICS):
@@ -95,15 +99,23 @@ def run_example(rule: Rule, example: Example, label: str = "example") -> None:
         for form in rule.forms(findings[0], source):
             ast.parse(patching.build([form], lambda _: source).sources[FILE])
         after, _ = context_of(rule, result, example.profile, Path(folder))
-        assert not [r for r in rule.match(after) if isinstance(r, Finding)], f"{label}: fires on its own result"
+        again = [r for r in _matched(rule, after, label) if isinstance(r, Finding)]
+        assert not again, f"{label}: fires on its own result"
+
+
+def _matched(rule: Rule, ctx: Context, label: str) -> list[Finding | Decline]:
+    results = rule.match(ctx)
+    assert isinstance(results, Iterable), f"{label}: match gave {results}: yield findings and declines"
+    return list(results)
 
 
 def _check_estimate(example: Example, finding: Finding, label: str) -> None:
     low, high = finding.estimate.low_us, finding.estimate.high_us
-    assert 0 <= low <= high <= example.profile.step_us and high > 0, f"{label}: estimate {low}..{high} us"
+    said, step_us = f"{label}: estimate {low}..{high} us", example.profile.step_us
+    assert 0 <= low <= high <= step_us and high > 0, f"{said}: it is above 0 and at most the step, {step_us} us"
     if example.saves is not None:
         least, most = example.saves
-        assert least <= low and high <= most, f"{label}: estimate {low}..{high} us is outside saves {least}..{most}"
+        assert least <= low and high <= most, f"{said} is outside saves {least}..{most}"
 
 
 def _check_needs(rule: Rule, ctx: Context, label: str) -> None:

@@ -37,7 +37,7 @@ from advisor.model import Decline, Evidence, Finding, Graph, Place, Replacement,
 from advisor.patterns import NearMiss, Region
 from advisor.patterns.callsites import call_at, keyword, package_file, spreads
 from advisor.patterns.repeats import Operand, Unread, operand_of
-from advisor.patterns.sdpa import HALF, MATH, POSITIONAL, Repeat, Sdpa, math_cause, repeated_heads, sdpa_calls
+from advisor.patterns.sdpa import HALF, MATH, POSITIONAL, Repeat, Sdpa, call_of, math_cause, repeated_heads, sdpa_calls
 from advisor.rule import Context, Example, step, tensor_bytes
 from advisor.source import Source
 
@@ -147,7 +147,7 @@ class GqaRepeat(GraphRule):
     def _place(self, ctx: Context, graphs: Mapping[int, Graph], regions: list[Region]) -> Finding | Decline:
         """The finding for one call in the source; its cost is that of the repeats alone."""
         graph = graphs[regions[0].graph]
-        call = _call_of(graph, regions[0])
+        call = call_of(graph, regions[0])
         span = call.node.span
         assert span is not None
         cost = [c for r in regions if (c := ctx.cost_us(r.graph, r.inner - {r.root})) is not None]
@@ -214,10 +214,6 @@ class GqaRepeat(GraphRule):
 # --------------------------------------------------------------------------------------------------------------- graph
 
 
-def _call_of(graph: Graph, region: Region) -> Sdpa:
-    return next(c for c in sdpa_calls(graph) if c.node.index == region.root)
-
-
 def _unsuitable(graph: Graph, call: Sdpa, key: Repeat | str | None, value: Repeat | str | None) -> str | None:
     """Why the heads of this call cannot be shared, or None."""
     for found in (key, value):
@@ -280,7 +276,7 @@ def _kernels_chosen(sources: Sequence[Source]) -> str | None:
 
 
 def _copied_bytes(graph: Graph, region: Region) -> int:
-    call = _call_of(graph, region)
+    call = call_of(graph, region)
     return tensor_bytes(graph.nodes[call.key]) + tensor_bytes(graph.nodes[call.value])
 
 
@@ -318,7 +314,7 @@ class _Spot:
 def _replacement(source: Source, graphs: Mapping[int, Graph], regions: list[Region], spot: _Spot) -> Replacement:
     """The call with grouped heads over the tensors before the repeats, for the proof."""
     graph = graphs[regions[0].graph]
-    call = _call_of(graph, regions[0])
+    call = call_of(graph, regions[0])
     texts = {"query": source.segment(spot.given["query"])}
     parts = ["{query}"]
     for name, index, operand in (("key", call.key, spot.key), ("value", call.value, spot.value)):

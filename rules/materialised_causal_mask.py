@@ -35,7 +35,7 @@ from advisor.handed import from_caller, written_in_place
 from advisor.model import Decline, Evidence, Finding, Graph, Safety
 from advisor.patterns import NearMiss, Region
 from advisor.patterns.callsites import COMPREHENSIONS, around, enclosing, names, scope_of
-from advisor.patterns.sdpa import FUSED, MATH, causal_mask_regions, sdpa_calls
+from advisor.patterns.sdpa import FUSED, MATH, call_of, causal_mask_regions
 from advisor.rule import Context, Example, step, tensor_bytes
 from advisor.source import Source
 from advisor.triangles import made_by_helper
@@ -122,7 +122,7 @@ class MaterialisedCausalMask(GraphRule):
         unsure = _unsure(ctx, graph, site)
         if unsure is not None:
             return self.decline(site.span, unsure)
-        call = next(c for c in sdpa_calls(graph) if c.node.index == region.root)
+        call = call_of(graph, region)
         constants = {}
         for name in ("dropout_p", "scale", "enable_gqa"):
             bound = site.alignment.constants.get((region.root, call.given[name])) if name in call.given else None

@@ -34,7 +34,7 @@ from advisor.graphrule import UNLINKED, GraphRule, Site
 from advisor.model import Decline, Evidence, Finding, Graph, Node, Operators, Safety, Span
 from advisor.patterns import NearMiss, Region
 from advisor.patterns.callsites import is_tensor, package_file
-from advisor.patterns.sdpa import FUSED, MATH, Sdpa, math_cause, sdpa_calls
+from advisor.patterns.sdpa import FUSED, MATH, Sdpa, call_of, math_cause, sdpa_calls
 from advisor.rule import Context, Example, step
 
 CALL = "aten::scaled_dot_product_attention"
@@ -127,7 +127,7 @@ class SdpaMathFallback(GraphRule):
                 if node is None or node.span is None or not isinstance(region, Region):
                     continue
                 seen = True
-                if _takes_math(ctx, ran, graph, _call_of(graph, region)):
+                if _takes_math(ctx, ran, graph, call_of(graph, region)):
                     places.setdefault((node.span.path, node.span.line, node.span.column), []).append(region)
         for (path, line, column), regions in sorted(places.items()):
             if wanted is not None:
@@ -159,7 +159,7 @@ class SdpaMathFallback(GraphRule):
     def describe(self, ctx: Context, graph: Graph, site: Site) -> Finding | Decline:
         """Inputs with three dimensions: the same call with a leading axis of one."""
         region = site.regions[0]
-        call = _call_of(graph, region)
+        call = call_of(graph, region)
         rank = len(graph.nodes[call.query].shape or ())
         if rank != 3:
             return self.decline(site.span, f"its inputs have {rank} dimensions, which one more does not make four")
@@ -229,12 +229,8 @@ def _math_is_wanted(ctx: Context) -> str | None:
     return None
 
 
-def _call_of(graph: Graph, region: Region) -> Sdpa:
-    return next(c for c in sdpa_calls(graph) if c.node.index == region.root)
-
-
 def _cause(graph: Graph, region: Region) -> tuple[str, str]:
-    known = math_cause(graph, _call_of(graph, region))
+    known = math_cause(graph, call_of(graph, region))
     return known or ("unknown", "no condition on shapes and dtypes explains it; a backend may be switched off")
 
 
@@ -244,7 +240,7 @@ def _advice(name: str, sentence: str) -> str:
 
 def _widened_cause(graph: Graph, region: Region) -> tuple[str, str] | None:
     """What would still exclude the fused kernels once the inputs have four dimensions."""
-    call = _call_of(graph, region)
+    call = call_of(graph, region)
     wide = {index for index in (call.query, call.key, call.value, call.mask) if index is not None}
     nodes = tuple(
         replace(n, shape=(1, *n.shape), stride=None if n.stride is None else (1, *n.stride))

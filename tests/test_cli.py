@@ -9,6 +9,9 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
+
+from advisor.cli import cli
 
 pytest.importorskip("torch")
 
@@ -178,10 +181,12 @@ def test_rules_lists_and_explains(tmp_path: Path) -> None:
     names = [line.split()[0] for line in done.stdout.splitlines()]
     assert "naive-attention" in names
     for name in names:
-        page = run(tmp_path, "explain", name)
-        assert page.returncode == 0
-        assert page.stdout.startswith(f"# {name}\n")
-        assert "## When not to" in page.stdout
+        page = CliRunner().invoke(cli, ["explain", name])  # in this process: rules are loaded once
+        assert page.exit_code == 0
+        assert page.output.startswith(f"# {name}\n")
+        assert "## When not to" in page.output
+    page_alone = run(tmp_path, "explain", "naive-attention")
+    assert (page_alone.returncode, page_alone.stdout.splitlines()[0]) == (0, "# naive-attention")
 
 
 def test_a_user_rule_that_cannot_load_is_named_and_the_others_listed(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from advisor import registry, testing
+from advisor import registry, skeleton, testing
 
 LOADED, ERRORS = registry.load()
 EXAMPLES = [(name, number) for name, item in LOADED.items() for number in range(len(item.rule.examples))]
@@ -26,6 +26,7 @@ def test_the_file_name_is_the_id(name: str) -> None:
 def test_the_page_has_its_headings_and_both_kinds_of_example(name: str) -> None:
     item = LOADED[name]
     assert not [h for h in registry.HEADINGS if f"## {h}" not in item.page]
+    assert skeleton.FILL_IN not in item.page
     assert {example.after is None for example in item.rule.examples} == {True, False}
 
 

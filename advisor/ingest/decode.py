@@ -118,9 +118,6 @@ class _DeviceArguments(msgspec.Struct, gc=False):
     group_size: Word = msgspec.field(default=-1, name="Group size")
 
 
-Arguments = TypeVar("Arguments")
-
-
 class _Reader(NamedTuple):
     """Decodes the arguments of many events at once, or of one alone when those of another are damaged."""
 

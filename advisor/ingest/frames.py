@@ -15,8 +15,6 @@ _PORTABLE = (
     "outside/",
 )  # how capture writes what is not the user's
 _LIBRARY = ("/site-packages/", "/dist-packages/", "/lib/python3")
-# How capture writes places that are not below the root.
-_ELSEWHERE = ("site-packages/", "dist-packages/", "lib/python3", "outside/")
 
 
 class Frames:

@@ -28,7 +28,7 @@ CLAIMS = (STEPS, DEVICE, IDLE, CAUSES, OPERATORS, FLOPS, PEAK, COUNTERS)
 ON_DEVICE = (DEVICE, IDLE, CAUSES, PEAK)
 IN_TIME = (STEPS, DEVICE, IDLE, CAUSES, OPERATORS)
 
-COVERAGE = 0.95  # share of what must be there: launches of activities, kernels of launches (RULES.md, G0)
+COVERAGE = 0.95  # share of what must be there: launches of activities, kernels of launches
 STRAYED = 0.01  # share of activities that may lie where none can be
 EARLY_US = 100.0  # clocks of host and device agree better than this
 OUTSIDE_US = 1e3  # the profiler's own window is not exact to less
@@ -100,7 +100,7 @@ def check(
 
     `calls` comes from `launching_calls`, `steps` from `find_steps`, `phases` are those of the steps or of the whole
     recording; `counters` is the window of counters that were sampled beside the run, in microseconds of the table. The
-    gaps come in a fixed order. Thresholds are those of the rule G0 (RULES.md) and of `analyze.insufficient`.
+    gaps come in a fixed order. Thresholds are those of `analyze.insufficient`.
     """
     case = _Case(table, calls, steps, phases, counters)
     found = [item for question in _QUESTIONS for item in question(case)]

@@ -125,7 +125,7 @@ def occupancy(
     limits: SmLimits | None,
     sm_count: int | None,
 ) -> Occupancy:
-    """Occupancy, limiter and waves of each launch (METRICS.md, section 3), from what a trace records.
+    """Occupancy, limiter and waves of each launch from what a trace records.
 
     `blocks` is the size of the grid, `threads` of a block, `registers` per thread, `shared_bytes` per block, static and
     dynamic together; one entry per kernel, NaN where not recorded (0 registers are a kernel that was not asked for
@@ -197,7 +197,7 @@ def recorded_occupancy(percent: npt.ArrayLike, shared_bytes: npt.ArrayLike) -> F
     """Kineto's `est. achieved occupancy %` as a share, NaN where the recorder could not know it.
 
     The recorder asks the calculator without opting in to large shared memory, so a block above 48 KB is refused and
-    comes out as 0: that value is missing, not a measurement (METRICS.md, section 3).
+    comes out as 0: that value is missing, not a measurement.
     """
     share = _recorded(percent, least=0) / 100
     return np.where((share == 0) & (_floats(shared_bytes) > DEFAULT_BLOCK_SHARED_BYTES), np.nan, share)

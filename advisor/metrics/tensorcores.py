@@ -67,7 +67,7 @@ def explain(
     data type of that operator's inputs ("bfloat16", ...), `arch` the architecture of the device ("sm_90", "gfx942").
     A device without matrix units never uses them. Then a name that states the instruction decides, since operators
     also launch transposes and sums of partial results, and a float32 product may run in TF32 or not; then operator and
-    data type (METRICS.md, section 4). What neither says is unknown, never "no".
+    data type. What neither says is unknown, never "no".
 
     NVIDIA's GTX 16 series reports sm_75 and has no tensor cores; its float16 products are misjudged.
     """

@@ -104,13 +104,6 @@ def _owner(node: ast.AST) -> str | None:
     return node.id if isinstance(node, ast.Name) else None
 
 
-def clamped(statement: ast.stmt) -> str | None:
-    """The name that a statement under a condition assigns."""
-    inner = statement.body[0] if isinstance(statement, ast.If) else statement
-    target = inner.targets[0] if isinstance(inner, ast.Assign) else None
-    return target.id if isinstance(target, ast.Name) else None
-
-
 def _until(span: Span, line: int, column: int) -> Span:
     return Span(path=span.path, line=span.line, column=span.column, end_line=line, end_column=column)
 

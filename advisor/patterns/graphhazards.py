@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from advisor.model import Graph, LoopCall, Span
 from advisor.patterns.regions import changes_in_place
-from advisor.source import Source
+from advisor.source import Source, last_name
 
 GATHERS = frozenset("append extend add put insert update setdefault appendleft push store".split())
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -53,7 +53,7 @@ def in_the_files(sources: Sequence[Source], names: Collection[str]) -> tuple[Spa
         for node in ast.walk(source.tree):
             if isinstance(node, ast.Attribute) and node.attr == "data" and isinstance(node.ctx, ast.Store):
                 return source.span(node), "the memory of a tensor is exchanged"
-            if isinstance(node, ast.Call) and _last(node.func) in names:
+            if isinstance(node, ast.Call) and last_name(node.func) in names:
                 for kept in _kept(source, node):
                     return source.span(kept), f"an output of the model {KEPT}"
     return None
@@ -70,10 +70,10 @@ def known_as(sources: Sequence[Source], names: Collection[str]) -> frozenset[str
     functions += [(c.name, f) for c in classes for f in c.body if isinstance(f, Function) and f.name == "__init__"]
     known = frozenset(names)
     while True:
-        held = (target for node in assigned if _last(node.value) in known for target in node.targets)
-        more = {last for target in held if (last := _last(target)) is not None}
+        held = (target for node in assigned if last_name(node.value) in known for target in node.targets)
+        more = {last for target in held if (last := last_name(target)) is not None}
         for call in calls:
-            more |= {p for name, f in functions if name == _last(call.func) for p in _given(call, f, known)}
+            more |= {p for name, f in functions if name == last_name(call.func) for p in _given(call, f, known)}
         if more <= known:
             return known
         known |= more
@@ -84,7 +84,7 @@ def _given(call: ast.Call, function: Function, names: Collection[str]) -> Iterat
     parameters = [p.arg for p in (*function.args.posonlyargs, *function.args.args)]
     places = parameters[1:] if parameters[:1] == ["self"] else parameters
     for parameter, value in (*zip(places, call.args, strict=False), *((k.arg, k.value) for k in call.keywords)):
-        if parameter is not None and isinstance(value, NAMED) and _last(value) in names:
+        if parameter is not None and isinstance(value, NAMED) and last_name(value) in names:
             yield parameter
 
 
@@ -179,7 +179,3 @@ def _shared(value: ast.expr) -> ast.expr:
             value = value.value
         else:
             return value
-
-
-def _last(node: ast.expr) -> str | None:
-    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", None)

@@ -13,6 +13,7 @@ from advisor.patterns.callsites import Function, around, scope_of
 from advisor.patterns.convolutions import VIEWS, Convolution, flattened_activation
 from advisor.patterns.regions import calls
 from advisor.patterns.sites import argument, called_name, construction_of, origins
+from advisor.reaching import stored_attributes
 from advisor.semantics import operation
 from advisor.source import Source
 
@@ -341,7 +342,7 @@ def _holds(sources: Sequence[Source], source: Source, value: ast.expr, found: Co
         return True
     own = ast.unparse(value.func).rsplit(".", 1)[-1]
     first = (found.node.module or "").split(".")[0]
-    return any(first in _attributes(owner) for owner in _with_bases(sources, own))
+    return any(first in stored_attributes(owner) for owner in _with_bases(sources, own))
 
 
 def _with_bases(sources: Sequence[Source], name: str) -> list[ast.ClassDef]:
@@ -352,11 +353,6 @@ def _with_bases(sources: Sequence[Source], name: str) -> list[ast.ClassDef]:
         names = {ast.unparse(base).rsplit(".", 1)[-1] for base in owner.bases}
         found += [c for c in every if c.name in names and c not in found]
     return found
-
-
-def _attributes(owner: ast.ClassDef) -> set[str]:
-    """The names of the attributes that a class gives its instances."""
-    return {n.attr for n in ast.walk(owner) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store)}
 
 
 def _only_assignment(source: Source, name: str) -> ast.Assign | None:

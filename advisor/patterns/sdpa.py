@@ -68,6 +68,11 @@ def sdpa_calls(graph: Graph) -> Iterator[Sdpa]:
             )
 
 
+def call_of(graph: Graph, region: Region) -> Sdpa:
+    """The call that a region ends in."""
+    return next(call for call in sdpa_calls(graph) if call.node.index == region.root)
+
+
 def _number(value: Any) -> float | None:
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 

@@ -15,7 +15,6 @@ COMPILE = "torch.compile"
 # what tells the wrapper that `torch.compile(model)` returns from the model: "_orig_mod." stands before its names
 KEYS = ("state_dict", "load_state_dict", "named_parameters", "named_modules", "named_buffers", "named_children")
 WRAPPED = ("_orig_mod", "OptimizedModule", "save_pretrained", "save_model", "push_to_hub")
-Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def without(source: Source, at: Span, sources: Sequence[Source]) -> list[codemod.Edit]:

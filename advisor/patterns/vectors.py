@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from advisor.aligned import Alignment, Miss
-from advisor.learned import Function, assigned, last, passed, positional
+from advisor.learned import Function, assigned, passed, positional
 from advisor.made import given_to, relatives
+from advisor.patterns.callsites import spreads
 from advisor.patterns.regions import Region
-from advisor.source import Source
+from advisor.source import Source, last_name
 
 MAKING = frozenset("ones zeros empty rand randn full Tensor FloatTensor".split())
 SAME_SHAPE = frozenset(
@@ -131,7 +132,7 @@ def check_one_dtype(sources: Sequence[Source], region: Region) -> None:
         return
     for source in sources:
         for call in ast.walk(source.tree) if "autocast" in source.text else ():
-            if isinstance(call, ast.Call) and last(call.func) == "autocast" and _on_cpu(source, call):
+            if isinstance(call, ast.Call) and last_name(call.func) == "autocast" and _on_cpu(source, call):
                 text = " ".join(source.segment(call.func).split())
                 raise Miss(f"`{text}` on the CPU ({source.path}:{call.lineno}) would give it the dtype of its input")
 
@@ -186,7 +187,7 @@ def _of_name(sources: Sequence[Source], node: ast.Name, scope: _Scope) -> Iterat
     if function is None or not _is_parameter(function, node.id):
         return
     annotation = next(a.annotation for a in ast.walk(function.args) if isinstance(a, ast.arg) and a.arg == node.id)
-    if annotation is not None and SEVERAL & {last(n) for n in ast.walk(annotation) if isinstance(n, ast.expr)}:
+    if annotation is not None and SEVERAL & {last_name(n) for n in ast.walk(annotation) if isinstance(n, ast.expr)}:
         yield 0, source, annotation
     for at, value in passed(sources, source, function, node.id):
         yield from _sizes(sources, value, _Scope(at, at.function_at(value.lineno), scope.depth - 1))
@@ -200,22 +201,18 @@ def _handed_on(sources: Sequence[Source], names: set[str]) -> bool:
     arguments that are unpacked."""
     for source in sources:
         for node in ast.walk(source.tree):
-            if isinstance(node, (ast.Name, ast.Attribute)) and last(node) in names:
+            if isinstance(node, (ast.Name, ast.Attribute)) and last_name(node) in names:
                 parent = source.parents.get(node)
-                called = isinstance(parent, ast.Call) and parent.func is node and not _unpacks(parent)
-                super_of = isinstance(parent, ast.Call) and last(parent.func) in ("super", "isinstance")
+                called = isinstance(parent, ast.Call) and parent.func is node and not spreads(parent)
+                super_of = isinstance(parent, ast.Call) and last_name(parent.func) in ("super", "isinstance")
                 if not (called or super_of or isinstance(parent, (ast.ClassDef, ast.Attribute))):
                     return True
     return False
 
 
-def _unpacks(call: ast.Call) -> bool:
-    return any(isinstance(a, ast.Starred) for a in call.args) or any(k.arg is None for k in call.keywords)
-
-
 def _gives_several(node: ast.expr) -> bool:
     if isinstance(node, ast.Call):
-        word = last(node.func)
+        word = last_name(node.func)
         return word in SEVERAL or (word == "size" and not node.args)
     return isinstance(node, (ast.ListComp, ast.Starred)) or (isinstance(node, ast.Attribute) and node.attr == "shape")
 

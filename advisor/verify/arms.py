@@ -24,6 +24,7 @@ from advisor.verify.recompute import (
     finish,
     first_line,
 )
+from advisor.verify.recording import dtype_name
 from advisor.verify.regiondraws import Draw, Sizes, drawn, laid_out
 from advisor.verify.rounding import Rounding
 
@@ -270,8 +271,3 @@ def _is_float(given: Mapping[str, Any]) -> bool:
 
 def _is_whole(given: Mapping[str, Any]) -> bool:
     return not _is_float(given) and given["dtype"] != "bool" and not given["mask"]
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """The name of a dtype as recorded: "bfloat16"."""
-    return str(dtype).removeprefix("torch.")

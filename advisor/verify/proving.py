@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from advisor.verify.arms import Arms, Variant, dtype_name
+from advisor.verify.arms import Arms, Variant
 from advisor.verify.closeness import UNRESOLVED, Item, Judge, excess, said
 from advisor.verify.recompute import (
     CannotRun,
@@ -28,6 +28,7 @@ from advisor.verify.recompute import (
     random_cotangent,
     same_cotangent,
 )
+from advisor.verify.recording import dtype_name
 from advisor.verify.regiondraws import Draw, draws_of
 from advisor.verify.rounding import Rounding
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from advisor.model import Arg, Difference, Graph, Node, Place, Ref, RegionProof, Replacement, Rewrite, Symbol
+from advisor.patterns.masks import reads_batch
 from advisor.patterns.regions import inner_nodes
 from advisor.semantics import operation
 from advisor.verify.numerics import FLOOR_CAP, RATIO
@@ -143,7 +144,7 @@ def _input(graph: Graph, index: int, order: Mapping[int, int]) -> Job:
         "requires_grad": node.requires_grad,
         "facts": facts,
         "mask": bool(facts),
-        "from_batch": _reads_batch(graph, index),
+        "from_batch": reads_batch(graph, index),
     }
 
 
@@ -161,21 +162,6 @@ def _node(node: Node, order: Mapping[int, int], dropout: bool) -> Job:
         "dtype": node.dtype,
         "dropout": dropout,
     }
-
-
-def _reads_batch(graph: Graph, index: int) -> bool:
-    """Whether a value is computed from what the module was called with, not only from its state and from shapes."""
-    seen: set[int] = set()
-    pending = [index]
-    while pending:
-        node = graph.nodes[pending.pop()]
-        if node.index in seen:
-            continue
-        seen.add(node.index)
-        if node.op == "placeholder" and node.facts.get("origin") != "state":
-            return True
-        pending.extend(node.inputs())
-    return False
 
 
 def _plain(arg: Arg, order: Mapping[int, int]) -> Any:
