@@ -19,10 +19,9 @@ from advisor.proposals import Dashboard, Examined, OpenProposal, Proposal
 DASHBOARD = "<!-- advisor:dashboard -->"
 DASHBOARD_TITLE = "advisor: proven speed-ups of this repository"
 END = "<!-- advisor:end of what is written anew with each measurement; what stands below is kept -->"
-SETTLING = datetime.timedelta(
-    hours=1
-)  # in which what was begun is done again; later, a label that is missing was taken
-# off by a person, and the dashboard is as it was left
+# In which what was begun is done again; later, a label that is missing was taken off by a person, and the dashboard is
+# as it was left.
+SETTLING = datetime.timedelta(hours=1)
 
 
 def propose(desk: Desk, rules: Sequence[str] = ()) -> str:
