@@ -226,6 +226,13 @@ def test_importing_the_package_pulls_in_the_standard_library_only() -> None:
     assert added <= {"advisor", *sys.stdlib_module_names}
 
 
+def test_no_two_modules_of_the_tests_have_one_name() -> None:
+    """They are imported by their bare names: of two with one name the second is not run."""
+    folders = {path.parent for path in (ROOT / "tests").rglob("test_*.py")}
+    names = [path.name for folder in folders for path in folder.glob("*.py")]
+    assert [name for name in names if names.count(name) > 1 and name != "conftest.py"] == []
+
+
 def test_help_pulls_in_no_torch() -> None:
     code = (
         "import sys; sys.argv = ['advisor', '--help']\n"
