@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 TOKENS = {"github": ("ADVISOR_TOKEN", "GITHUB_TOKEN"), "gitlab": ("ADVISOR_TOKEN", "GITLAB_TOKEN")}
 SECRET = "ADVISOR_WEBHOOK_SECRET"
-STAGES = ("capture", "ingest", "analyze", "match", "plan", "patch", "verify", "report")
 
 
 @click.group()
@@ -51,6 +50,7 @@ def measure(
     from advisor.bot.measure import Order, inside, measure
     from advisor.config import Config, config_in
     from advisor.machine import git
+    from advisor.progress import STAGES
 
     commits = {}
     for tree in (base, head):

@@ -79,5 +79,5 @@ class Desk:
     def author(self) -> tuple[str, str]:
         """Name and address under which the bot commits."""
         account = self.forge.account()
-        host = urlsplit(self.forge.repository().clone_url).hostname or "localhost"
+        host = urlsplit(self.workspace.url).hostname or "localhost"
         return account, f"{account}@users.noreply.{host}"

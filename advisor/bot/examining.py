@@ -54,9 +54,7 @@ def examine(desk: Desk, number: int, *, asked: bool = False) -> str:
     base = fetch_head(desk, pull_request, settings)
     if base is None:
         return f"#{number} moved on while it was fetched: the next delivery is of the new head"
-    desk.forge.post_check(
-        Check(name=CHECK, head_sha=pull_request.head_sha, conclusion=None, title="measuring", summary="")
-    )
+    desk.forge.post_check(Check(name=CHECK, head_sha=head, conclusion=None, title="measuring", summary=""))
     wanted = Measurement(purpose="examine", base=base, head=head, settings=settings)
     try:
         data = desk.measure(wanted, config)

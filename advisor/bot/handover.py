@@ -36,7 +36,7 @@ from advisor.verify.timing import (
 
 NAME = "examination.json"
 MOST_BYTES = 32 << 20
-SCHEMA = 1
+SCHEMA = 1  # of an examination
 MOST_FILES = 50  # of one proposal
 MOST_PROPOSALS = 50
 CLOSE = 1e-6  # relative, of a figure worked out again

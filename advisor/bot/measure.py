@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 import advisor
 from advisor import comparing, patch
 from advisor.bot.desk import MOST_ALONE
-from advisor.bot.handover import is_source
+from advisor.bot.handover import SCHEMA, is_source
 from advisor.bot.told import told
 from advisor.config import Config
 from advisor.errors import AdvisorError, UsageError
@@ -28,7 +28,6 @@ from advisor.proposals import Comparison, Examination, Examined, FileEdit, Propo
 from advisor.redact import Redactor
 from advisor.source import Source
 
-SCHEMA = 1  # of an examination
 RACE_SHARE = 0.3  # of the time of a search, for the race of base and head
 
 

@@ -105,8 +105,7 @@ def _explain(task: Task, desk: Desk) -> str:
 
 
 def _status(task: Task, desk: Desk) -> str:
-    known = desk.forge.pull_requests(state="open", branch_prefix=policy.PREFIX)
-    mine = [f"- #{each.number}" for each in known if policy.rule_of(each.head_ref) is not None]
+    mine = [f"- #{each.number}" for each in proposing.mine(desk) if each.state == "open"]
     return _answer(task, desk, "\n".join(("Open pull requests of the bot:", *mine)) if mine else "Nothing is open.")
 
 
