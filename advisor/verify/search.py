@@ -74,8 +74,9 @@ def search(
     the time being: only the whole patch, measured in full, can be improved, and the verdict names such rewrites.
     `allow` names the safety levels that may be applied besides EXACT; SUGGEST is never tried. `floor` is the share of a
     step below which a gain counts as none, `min_quads` the least number of quads behind a judgement,
-    `physical_floor_us` the step time below which the work cannot have been done. The time budget is the lab's; when it
-    is used up the verdict is about the best patch proved until then. Errors of the original script are raised.
+    `physical_floor_us` the step time below which the work cannot have been done. The time budget is the lab's; what the
+    race of the whole patch needs is set aside, and when the rest is used up the verdict is about what is kept until
+    then. Errors of the original script are raised.
     """
 
     def judge_timing(timing: Timing) -> tuple[Outcome, tuple[str, ...]]:
@@ -87,7 +88,7 @@ def search(
         return timing.quads < min_quads and timing.interval[0] > 1 + PROMISE * floor
 
     distinct, same = _by_edits(rewrites)
-    hunt = _Search(distinct, build, lab, allow, judge_timing, promising, on_progress)
+    hunt = _Search(distinct, build, lab, allow, judge_timing, promising, min_quads, on_progress)
     hunt.greedy()
     verdict = hunt.conclude()
     if verdict.outcome is Outcome.IMPROVED:
@@ -128,11 +129,13 @@ class _Search:
         allow: frozenset[Safety],
         judge_timing: Judge,
         promising: Callable[[Timing], bool],
+        min_quads: int,
         say: Report,
     ) -> None:
         self.rewrites, self.build, self.lab = rewrites, build, lab
         self.allowed = (allow | ALWAYS_ALLOWED) - {Safety.SUGGEST}
         self.judge, self._promising, self.say = judge_timing, promising, say
+        self.min_quads = min_quads
         self.kept: list[Rewrite] = []
         self.rejected: dict[str, str] = {}
         self.saved: dict[str, float] = {}
@@ -140,6 +143,8 @@ class _Search:
         self.timings: dict[str, Timing] = {}
         self.trials: list[Trial] = []
         self.longest_race_s = 0.0
+        self.whole_s = 0.0  # what a race against the script as found takes up to a verdict
+        self.proof_s = 0.0  # what the last proof took; the first records the originals as well and is no guide
         self.tried: list[str] = []
         self.undecided: dict[str, str] = {}  # kept for their promise: too few quads for a verdict of their own
         self.unreliable: tuple[str, ...] = ()  # why the script cannot be judged at all
@@ -168,9 +173,20 @@ class _Search:
         lacking = [name for name in rewrite.requires if name not in rules]
         if lacking:
             return f"not tried: needs {', '.join(lacking)}, which is not kept"
-        if self.lab.seconds_left() < LEAST_RACE_S:
+        if self._seconds_for_trials() < self.proof_s + LEAST_RACE_S:
             return f"not tried: {OUT_OF_TIME}"
         return None
+
+    def _seconds_for_trials(self) -> float:
+        """What is left without the race of the whole patch, which a patch of several needs to be claimed."""
+        return self.lab.seconds_left() - (self.whole_s if self.kept else 0.0)
+
+    def _share(self, waiting: int) -> float:
+        """Seconds for the race of one of `waiting` rewrites, the proofs of the others and the last race set aside."""
+        if not self.kept:  # the whole patch, if there will be one, counts as one more
+            waiting += 1
+        proofs = (waiting - 1) * self.proof_s
+        return max((self._seconds_for_trials() - proofs) / waiting, LEAST_RACE_S)
 
     def _try(self, rewrite: Rewrite, waiting: int) -> None:
         """Prove, measure, then keep or revert. `waiting` is how many rewrites share the time that is left.
@@ -196,8 +212,7 @@ class _Search:
             self.rejected[rewrite.id] = "; ".join(reasons)
             return
         self.say(f"{rewrite.title}: timing")
-        share = self.lab.seconds_left() / (waiting + 1)
-        timing = self._race(below, patch, max(share, LEAST_RACE_S), rewrite, combination, numerics)
+        timing = self._race(below, patch, self._share(waiting), rewrite, combination, numerics)
         if timing is None:
             return
         outcome, reasons = self.judge(timing)
@@ -221,7 +236,10 @@ class _Search:
     def _prove(self, patch: Patch) -> Numerics:
         key = _ids(patch.rewrites)
         if key not in self.proofs:
+            before = self.lab.seconds_left()
+            first = not self.proofs
             self.proofs[key] = self.lab.prove(patch)
+            self.proof_s = 0.0 if first else before - self.lab.seconds_left()
         return self.proofs[key]
 
     def _race(
@@ -245,7 +263,10 @@ class _Search:
         """A race, noting how long the longest has taken, start-up included."""
         before = self.lab.seconds_left()
         timing = self.lab.race(below, patch, seconds)
-        self.longest_race_s = max(self.longest_race_s, before - self.lab.seconds_left())
+        took = before - self.lab.seconds_left()
+        self.longest_race_s = max(self.longest_race_s, took)
+        if not below.rewrites:
+            self.whole_s = took * self.min_quads / timing.quads
         return timing
 
     def _record(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import pytest
 from verify_bench import rewrite
@@ -31,17 +30,22 @@ class MockLab:
         wrong: Iterable[frozenset[str]] = (),
         crashes: Iterable[str] = (),
         reason: str = "gradient of w is off by 1",
-        seconds: float = math.inf,
+        seconds: float = 1e6,
         race_s: float = 10.0,
+        proof_s: float = 0.0,
+        late: Mapping[str, float] = {},
         few: Iterable[tuple[str, str]] = (),
     ) -> None:
         self.few = set(few)  # races that end after four quads
         self.cost, self.wrong, self.crashes, self.reason = cost, set(wrong), set(crashes), reason
-        self.left, self.race_s = seconds, race_s
+        self.left, self.race_s, self.proof_s = seconds, race_s, proof_s
+        self.late = late  # seconds more that races of a combination take
+        self.granted: list[float] = []
         self.log: list[str] = []
 
     def prove(self, patch: Patch) -> Numerics:
         self.log.append("prove " + "+".join(sorted(names(patch))))
+        self.left -= self.proof_s
         bad = any(part <= names(patch) for part in self.wrong)
         return Numerics(ok=not bad, reference="float64", compared=1, reasons=(self.reason,) if bad else ())
 
@@ -49,7 +53,8 @@ class MockLab:
         assert seconds > 0
         before, after = names(kept), names(candidate)
         self.log.append(f"race {'+'.join(sorted(before))} > {'+'.join(sorted(after))}")
-        self.left -= self.race_s
+        self.granted.append(seconds)
+        self.left -= self.race_s + self.late.get("".join(sorted(after)), 0.0)
         if self.crashes & after:
             raise TrialFailed("the rewritten script fails: out of memory")
         old, new = self.cost(before), self.cost(after)
@@ -210,7 +215,7 @@ def test_only_allowed_levels_are_tried() -> None:
 
 
 def test_a_used_up_budget_ends_with_what_is_proved() -> None:
-    lab = MockLab(gains(a=100, b=100, c=100), seconds=25, race_s=12)
+    lab = MockLab(gains(a=100, b=100, c=100), seconds=34, race_s=12, late={"ab": 8})
     verdict = hunt(lab, rewrite("a"), rewrite("b"), rewrite("c"), baselines=True)
     assert (rules(verdict), verdict.outcome) == (["a"], Outcome.IMPROVED)
     assert verdict.timing is verdict.trials[0].timing
@@ -221,6 +226,31 @@ def test_a_used_up_budget_ends_with_what_is_proved() -> None:
     }
     late = [row.label for row in verdict.baselines if row.reason == f"not measured: {OUT_OF_TIME}"]
     assert late == ["as found + TF32", "as found + torch.compile", "the patch + torch.compile"]
+
+
+def test_time_for_the_race_of_the_whole_patch_is_set_aside() -> None:
+    lab = MockLab(gains(a=100, b=100, c=100), seconds=94, race_s=30)
+    verdict = hunt(lab, rewrite("a"), rewrite("b"), rewrite("c"))
+    assert (rules(verdict), verdict.outcome) == (["a", "b"], Outcome.IMPROVED)
+    assert verdict.rejected == {"c@train.py:1": f"not tried: {OUT_OF_TIME}"}
+    assert lab.log[-1] == "race  > a+b"
+    assert lab.granted == [94 / 4, (64 - 30) / 2, 34]
+
+
+def test_of_a_race_with_too_few_quads_the_whole_needs_more_than_it_took() -> None:
+    lab = MockLab(gains(a=500, b=100), seconds=34)
+    assert rules(hunt(lab, rewrite("a"), rewrite("b"))) == ["a", "b"]
+    lab = MockLab(gains(a=500, b=100), seconds=34, few=[("", "a")])
+    verdict = hunt(lab, rewrite("a"), rewrite("b"))
+    assert verdict.rejected["b@train.py:1"] == f"not tried: {OUT_OF_TIME}"
+    assert lab.log == ["prove a", "race  > a", "race  > a"]
+
+
+def test_a_proof_that_would_not_leave_time_for_its_race_is_not_begun() -> None:
+    lab = MockLab(gains(a=100, b=100, c=100), seconds=100, race_s=10, proof_s=26)
+    verdict = hunt(lab, rewrite("a"), rewrite("b"), rewrite("c"))
+    assert rules(verdict) == ["a", "b"]
+    assert verdict.rejected == {"c@train.py:1": f"not tried: {OUT_OF_TIME}"}
 
 
 def test_a_whole_that_is_not_faster_is_not_kept() -> None:
@@ -307,7 +337,7 @@ def test_baselines_use_the_final_race_where_it_has_the_figure() -> None:
 
 
 def test_a_replaced_form_is_the_verdict_where_the_whole_was_not_measured() -> None:
-    lab = MockLab(gains(a=100, b=300), seconds=24.0)
+    lab = MockLab(gains(a=100, b=300), seconds=28.0, late={"b": 6})
     verdict = hunt(lab, rewrite("a", group="g"), rewrite("b", group="g"))
     assert rules(verdict) == ["a"]
     assert verdict.outcome is Outcome.IMPROVED
