@@ -14,6 +14,7 @@ from advisor.patterns.callsites import differentiates_twice
 from advisor.rule import Context, Rule
 from advisor.semantics import operation
 from advisor.source import Source
+from advisor.unreached import unreached
 
 COMPILING = ("launch-bound", "pointwise-chain")  # rules of which one is applied to a model
 VARIANTS = 4  # kinds of blocks; Dynamo gives up on a function after eight compilations, and evaluation needs some too
@@ -335,12 +336,17 @@ def _binds(function: ast.AST, name: str) -> bool:
 
 
 def obstacle(ctx: Context, graph: Graph) -> tuple[Span | None, str] | None:
-    """What in the files or in the recorded graph forbids to compile its model, with its place; else None."""
+    """What in the files or in the recorded graph forbids to compile its model, with its place; else None.
+
+    Code that does not run when the script is started, such as another script beside it, forbids nothing.
+    """
     if ctx.calls("torch.compile") or ctx.profile.breaks or ctx.profile.recompiled or "compiled" in ctx.profile.missing:
         return None, "the script compiles already"
+    asleep = {inner for statement in unreached(ctx.sources, ctx.script) for inner in ast.walk(statement)}
     for source in ctx.sources:
         for node, reason in _in_source(source):
-            return source.span(node), reason
+            if node not in asleep:
+                return source.span(node), reason
         twice = differentiates_twice(source)
         if twice is not None:
             return None, f"`{twice}` in {source.path} differentiates gradients again, which compiled code cannot"

@@ -18,6 +18,7 @@ from advisor.verify.recording import FULL_LIMIT, Recorder, checksum, dtype_name,
 
 REPEATS = 2  # evaluation passes on the same batch
 MAX_RECORDED_BATCHES = 10_000
+COMPILED = ("Torch-Compiled Region", "CompiledFunction", "## Call CompiledFxGraph")  # what the profiler shows of it
 
 
 class NumericsPlan(SessionPlan):
@@ -239,15 +240,19 @@ class NumericsPlan(SessionPlan):
         self._record_buffers("first step")
 
     def _watch_operators(self, step: int) -> None:
-        """Note the names of the operators that run in the second step: a fused kernel that falls back is seen here."""
+        """Note the names of the operators that run in the second step: a fused kernel that falls back is seen here.
+
+        What runs as compiled code has no names of its own; that there is such code is noted.
+        """
         if step == 0 and self.steps > 1:
             self.operators = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
             self.operators.start()
         elif self.operators is not None:
             self.operators.stop()
             if self.record is not None:
-                names = {event.key for event in self.operators.key_averages() if event.key.startswith("aten::")}
-                self.record.facts["operators"] = sorted(names)
+                names = {event.key for event in self.operators.key_averages()}
+                self.record.facts["operators"] = sorted(name for name in names if name.startswith("aten::"))
+                self.record.facts["compiled"] = any(name.startswith(COMPILED) for name in names)
             self.operators = None
 
     def _record_buffers(self, when: str) -> None:

@@ -17,9 +17,7 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
 PRESETS = {
-    "h200": dict(
-        images=512, repeat=100, picture=500, crop=224, width=64, blocks="3,4,6,3", classes=1000, batch_size=128
-    )
+    "h200": dict(images=512, repeat=100, picture=500, crop=224, width=64, blocks="3,4,6,3", classes=1000, batch_size=32)
 }
 
 

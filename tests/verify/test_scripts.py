@@ -215,3 +215,11 @@ def test_a_fused_kernel_that_did_not_run_says_nothing_about_the_numbers(make_ben
     found = bench.lab.prove(patch)
     assert (found.ok, found.reasons) == (True, ())
     assert found.fallbacks == ("fuse has no effect: none of aten::fused ran",)
+
+
+def test_in_compiled_code_operators_have_no_names(make_bench: MakeBench) -> None:
+    bench = make_bench(TINY)
+    text = edited(("model = Model()\n", "model = Model()\nmodel.compile()\n"), text=TINY)
+    patch = dataclasses.replace(patch_of(text), rewrites=(rewrite("fuse", runs=("aten::tanh",)),))
+    found = bench.lab.prove(patch)
+    assert (found.ok, found.reasons, found.fallbacks) == (True, (), ())
