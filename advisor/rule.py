@@ -134,11 +134,16 @@ class Context:
     def sources(self) -> tuple[Source, ...]:
         """The user's files: the script, those that the run has shown, what they import, and what lies beside them and
         imports them."""
-        known = {source.path: source for source in with_imported(self.read, self.ran)}
+        known = {source.path: source for source in self.loaded}
         folders = {path.replace("\\", "/").rpartition("/")[0] for path in self.ran}
         beside = [path for folder in sorted(folders) for path in self.files_in(folder)]
         known |= {source.path: source for source in importing(self.read, beside, self.ran)}
         return tuple(known[path] for path in sorted(known))
+
+    @cached_property
+    def loaded(self) -> tuple[Source, ...]:
+        """Those of the user's files that may have run: the script, those that the run has shown, what they import."""
+        return with_imported(self.read, self.ran)
 
     @cached_property
     def ran(self) -> frozenset[str]:

@@ -7,7 +7,8 @@ a power, as a product, `x * x`; casts a float32 buffer or parameter that promote
 that run in float32 beside others in half precision are told with their line.
 
 ## Why it costs
-A cast reads and writes the whole activation, forward and backward, and what lies between moves twice the bytes.
+A cast reads and writes the whole activation, forward and backward, and what lies between moves twice the bytes. The
+estimate is the time of both, less what the operation needs in half precision.
 
 ## When not to
 What autocast itself runs in float32, softmax, norms, losses and powers, is its policy: those casts go where the
@@ -162,14 +163,16 @@ class CastStorm(Rule):
             yield self.decline(span, f"the casts there and back take {share:.1%} of the step")
             return
         values, bindings, place = _edits(ctx, trips, kind, span)
+        region, floor = _region_us(ctx, trips)
         yield self.finding(
             place,
             SAYS[kind],
-            cited_us=cost,
-            high_us=cost,
+            cited_us=region,
+            high_us=region - floor,
             evidence=(
                 Evidence(what="casts to float32 and back per step", value=round(cost, 1), unit="us"),
                 Evidence(what="share of the step", value=round(share, 4), unit="share"),
+                Evidence(what="with the operation between them", value=round(region, 1), unit="us"),
                 Evidence(what="places in the graphs", value=len(trips), unit="nodes"),
             ),
             values={**values, "kind": kind},
@@ -222,6 +225,19 @@ def _kind(trips: Sequence[RoundTrip]) -> str:
     """What the places have in common: "square" of the policies is one that can be written otherwise."""
     kinds = {"square" if t.origin.kind == "policy" and is_square(t.node) else t.origin.kind for t in trips}
     return kinds.pop() if len(kinds) == 1 else "policy"
+
+
+def _region_us(ctx: Context, trips: Sequence[RoundTrip]) -> tuple[float, float]:
+    """Time per step of the casts and of the operation that they surround, forward and backward, and its floor where
+    the operation, if one is left, moves half as many bytes."""
+    region = floor = 0.0
+    for trip in trips:
+        cost = ctx.costs.get((trip.graph.index, trip.node.index))
+        own = max(cost.total_us, trip.there_us) if cost is not None else trip.there_us
+        region += trip.cost_us - trip.there_us + own
+        if cost is not None and trip.origin.kind != "explicit":
+            floor += (cost.floor_us or 0.0) / 2
+    return region, min(floor, region)
 
 
 def _is_users(node: Node) -> bool:

@@ -6,7 +6,8 @@ the model is constructed and the same for the images where it is called. Shapes 
 
 ## Why it costs
 The tensor-core kernels of cuDNN read the channels of a pixel next to each other. For a tensor in the default layout
-cuDNN converts input and output by kernels of their own (`nchwToNhwc`, `nhwcToNchw`), which only move memory.
+cuDNN converts input and output by kernels of their own (`nchwToNhwc`, `nhwcToNchw`), which only move memory, or takes
+slower kernels. The estimate is the time of the convolutions with these conversions, less the convolutions' floor.
 
 ## When not to
 On a CPU, and in float32 without TF32, where no tensor core waits for the layout; with grouped or depthwise
@@ -136,15 +137,19 @@ class ChannelsLast(GraphRule):
             unfit = "the place is not shown by this file"
         if unfit is None and called is not None:
             unfit = unfit_elsewhere(ctx.graphs, ctx.sources, ctx.read(place.path), called)
+        costs = [c for g, one in found if (c := ctx.costs.get((g.index, one.node.index))) is not None]
+        spent = max(cost, sum(c.total_us for c in costs))
+        floor = min(sum(c.floor_us or 0.0 for c in costs), spent - cost)
         return self.finding(
             place,
             "kernels convert the layout of activations before and after convolutions: channels-last needs none",
-            cited_us=cost,
-            high_us=cost,
+            cited_us=spent,
+            high_us=spent - floor,
             evidence=(
                 Evidence(what="time of kernels that convert the layout per step", value=round(cost, 1), unit="us"),
                 Evidence(what="share of the step", value=round(share, 4), unit="share", refs=names),
                 Evidence(what="convolutions", value=len(found), unit="calls"),
+                Evidence(what="their time per step, conversions included", value=round(spent, 1), unit="us"),
             ),
             bindings={}
             if called is None

@@ -119,7 +119,7 @@ class CudnnBenchmark(GraphRule):
             return self.decline(None, "it is on in the timed steps")
         if ctx.profile.facts.get("deterministic"):
             return self.decline(None, "the script asks for deterministic algorithms")
-        place = next((where for source in ctx.sources for where in _settings(source)), None)
+        place = next((where for source in ctx.loaded for where in _settings(source)), None)
         if place is not None:
             return self.decline(place, f"the script sets cuDNN's flags itself, {place}")
         if ctx.profile.hardware.kind != "cuda":

@@ -117,7 +117,7 @@ class Tf32Off(Rule):
         source = ctx.read(ctx.script or first.path)
         anchor = _anchor(source, first)
         place = source.span(anchor)
-        reason, setting = _settled(ctx.sources), ctx.profile.facts.get("matmul_precision")
+        reason, setting = _settled(ctx.loaded), ctx.profile.facts.get("matmul_precision")
         if reason is None and setting is None:
             reason = "cannot tell: how float32 products are computed was not recorded"
         elif reason is None and setting != "highest":

@@ -43,7 +43,7 @@ class RoundTrip:
     """What one origin makes float32 and which nodes of its graph cast it back.
 
     `plain` tells that nothing but views lie between and that nothing else reads it, `cost_us` the time of the casts
-    there and back per step.
+    there and back per step, `there_us` the part of it that is the origin's own.
     """
 
     graph: Graph
@@ -51,6 +51,7 @@ class RoundTrip:
     readers: tuple[int, ...]
     plain: bool
     cost_us: float
+    there_us: float = 0.0
 
     @property
     def node(self) -> Node:
@@ -90,7 +91,7 @@ def _round_trip(graph: Graph, origin: Origin, readers: Mapping[int, set[int]], c
         read = [graph.nodes[value].shape or () for value in _cast_back(graph, graph.nodes[reader])]
         back += sum(times.get(shape, 0.0) / read.count(shape) for shape in (graph.nodes[v].shape or () for v in values))
     plain = _only_views(graph, origin.node, frozenset(readers))
-    return RoundTrip(graph, origin, tuple(sorted(readers)), plain, there + back)
+    return RoundTrip(graph, origin, tuple(sorted(readers)), plain, there + back, there)
 
 
 def _only_views(graph: Graph, start: int, readers: frozenset[int]) -> bool:

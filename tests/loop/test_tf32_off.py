@@ -84,6 +84,13 @@ def test_where_the_files_set_it(recorded: Recorded, line: str) -> None:
     assert reason == "the files set the precision of products themselves (train.py:19)"
 
 
+def test_what_another_script_sets_is_not_set_here(recorded: Recorded) -> None:
+    other = "import torch\nfrom train import main\n\n" + CALL + "\n"
+    assert CALL in reading(on_a_gpu(recorded), SCRIPT, evaluate=other).patched(RULE)
+    text = SCRIPT.replace("import torch\n", "import torch\nimport numerics\n", 1)
+    assert "numerics.py:2" in reading(on_a_gpu(recorded), text, numerics=f"import torch\n{CALL}\n").reason(RULE)
+
+
 def test_measurements_decide(recorded: Recorded) -> None:
     there = on_a_gpu(recorded)
     assert on_a_gpu(recorded, LARGE[:1]).reason(RULE) == "float32 products take 4.0% of the step"
