@@ -9,17 +9,17 @@ from itertools import pairwise
 from typing import Any
 
 from advisor import codemod
-from advisor.align import Bound, Branch, Miss, outcome
+from advisor.alignment.align import Bound, Branch, Miss, outcome
+from advisor.alignment.movable import check_said
 from advisor.graphrule import Site
-from advisor.handed import from_caller, least_axes, may_be_number, may_change, shows_dtype, written_in_place
-from advisor.made import made, own_class
 from advisor.model import Graph, Node, Replacement
-from advisor.movable import check_said
 from advisor.patterns import Attention, Mask, Region, default_scale
 from advisor.patterns.shown_axes import rank_is_shown
 from advisor.rule import Context, tensor_bytes
 from advisor.source import Source
-from advisor.triangles import attribute_changes, has_literal_diagonal, made_as_triangle
+from advisor.usercode.handed import from_caller, least_axes, may_be_number, may_change, shows_dtype, written_in_place
+from advisor.usercode.made import made, own_class
+from advisor.usercode.triangles import attribute_changes, has_literal_diagonal, made_as_triangle
 
 
 def sdpa_call(ctx: Context, graph: Graph, site: Site, region: Attention) -> Replacement:

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import advisor
-from advisor import bot_command, check_command, rules_command
-from advisor.commandline import INTERRUPTED, NOT_CONFIRMED, console, settings, show_error, shown
-from advisor.commandline import progress as stage_lines
+from advisor.commands import bot as bot_command
+from advisor.commands import check as check_command
+from advisor.commands import rules as rules_command
+from advisor.commands.common import INTERRUPTED, NOT_CONFIRMED, console, settings, show_error, shown
+from advisor.commands.common import progress as stage_lines
 from advisor.errors import AdvisorError, ArtifactError, OutputError, UsageError
 
 if TYPE_CHECKING:

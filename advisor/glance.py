@@ -22,7 +22,7 @@ from advisor.model import Graph, Span
 from advisor.rule import Rule
 from advisor.semantics import Array, erf, gelu_tanh, layer_norm
 from advisor.source import Source
-from advisor.sourcegraph import function_graphs
+from advisor.usercode.sourcegraph import function_graphs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ import numpy as np
 
 from advisor.model import Arg, Graph, Node, Ref
 from advisor.semantics import TRANSPARENT, Array, NotModelled, evaluate, operation, same
-from advisor.sourcegraph import EITHER, ELSEWHERE, is_scalar
+from advisor.usercode.sourcegraph import EITHER, ELSEWHERE, is_scalar
 
 LIMIT = 12  # operations from an anchor to the beginning or the end of its pattern
 EPS = 1e-3  # that stands for a number the source does not tell

@@ -9,13 +9,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from advisor import align as alignment
 from advisor import codemod
-from advisor.buffers import dead_buffers
-from advisor.draws import draws
+from advisor.alignment import align as alignment
 from advisor.forms import compiled_form
 from advisor.guarded import guarded_instead
-from advisor.learned import maybe_tensor
 from advisor.model import (
     Decline,
     Evidence,
@@ -33,7 +30,10 @@ from advisor.patterns.shown_axes import unshown_axis
 from advisor.rule import Context, Rule, tensor_bytes
 from advisor.semantics import operation
 from advisor.source import Source
-from advisor.swallowed import check_swallowed
+from advisor.usercode.buffers import dead_buffers
+from advisor.usercode.draws import draws
+from advisor.usercode.learned import maybe_tensor
+from advisor.usercode.swallowed import check_swallowed
 
 # operations whose arguments are sizes or selections, which the shapes of the inputs repeat
 BY_THE_TENSORS = frozenset(

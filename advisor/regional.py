@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from advisor import blocks, codemod
 from advisor.forms import transforms
 from advisor.model import Graph, LoopCall, Node, Ref, Span, Symbol
-from advisor.origin import Origin, Unclear, always_has, origin
 from advisor.patterns.callsites import differentiates_twice
 from advisor.rule import Context, Rule
 from advisor.semantics import operation
 from advisor.source import Source
-from advisor.unreached import unreached
+from advisor.usercode.origin import Origin, Unclear, always_has, origin
+from advisor.usercode.unreached import unreached
 
 COMPILING = ("launch-bound", "pointwise-chain")  # rules of which one is applied to a model
 VARIANTS = 4  # kinds of blocks; Dynamo gives up on a function after eight compilations, and evaluation needs some too

@@ -27,10 +27,10 @@ from advisor.model import (
     Span,
 )
 from advisor.patterns.callsites import differentiates_twice
-from advisor.places import is_own
 from advisor.roofline import BYTES, optimizer_bytes
 from advisor.source import Source, importing, with_imported
-from advisor.trainingloop import TrainingLoop, loop_of
+from advisor.usercode.places import is_own
+from advisor.usercode.trainingloop import TrainingLoop, loop_of
 
 # ------------------------------------------------------------------------------------------------------------- examples
 

@@ -35,10 +35,10 @@ from advisor import codemod
 from advisor.model import Decline, Evidence, Finding, Graph, Node, Rewrite, Safety, Span
 from advisor.patterns.callsites import around, call_at
 from advisor.patterns.roundtrips import HALF, Casts, RoundTrip, is_square, is_written, round_trips, single_products
-from advisor.places import is_own
 from advisor.rule import ON_A_GPU, Context, Example, Rule, step
 from advisor.semantics import operation
 from advisor.source import Source
+from advisor.usercode.places import is_own
 
 SINGLES = frozenset({"torch.float32", "torch.float"})
 HALVES = frozenset({"torch.bfloat16", "torch.float16", "torch.half"})

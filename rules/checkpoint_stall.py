@@ -30,7 +30,7 @@ from collections.abc import Iterator
 from advisor.model import Decline, Evidence, Finding, LoopCall, Rewrite, Safety, Span
 from advisor.rule import Context, Example, Rule, step
 from advisor.source import Source
-from advisor.trainingloop import loop_of
+from advisor.usercode.trainingloop import loop_of
 
 SAVE = "torch.save"
 ADVICE = "save less often, or write while training goes on: torch.distributed.checkpoint.async_save"

@@ -35,9 +35,9 @@ from advisor.model import Decline, Evidence, Finding, LoopCall, Rewrite, Safety,
 from advisor.patterns import uncompiled
 from advisor.regional import DROPOUT, RANDOM
 from advisor.rule import Context, Example, Rule, step
-from advisor.runlength import planned_steps
 from advisor.semantics import operation
 from advisor.source import Source
+from advisor.usercode.runlength import planned_steps
 
 UNFUSED = ("eager", "aot_eager")  # backends that run the operations as they are
 MOST = 4.0  # times as fast: the most that compiling was reported to bring

@@ -37,11 +37,12 @@ import ast
 import math
 from collections.abc import Iterator, Mapping
 
-from advisor import codemod, given
+from advisor import codemod
 from advisor.model import Decline, Evidence, Finding, Loader, Rewrite, Safety, Span
 from advisor.rule import Context, Example, Rule, step
 from advisor.source import Source
-from advisor.trainingloop import enclosing_loop
+from advisor.usercode import given
+from advisor.usercode.trainingloop import enclosing_loop
 
 IMPORT = "from torch.utils.data import DataLoader\n"
 LOADER = "torch.utils.data.DataLoader"

@@ -35,12 +35,12 @@ import re
 from collections.abc import Iterator, Sequence
 
 from advisor import blocks, codemod
-from advisor.callees import called_names, callees, named
 from advisor.codemod import CannotEdit
-from advisor.microsteps import Accumulation, accumulations, check_always, not_last, statement_at
 from advisor.model import Decline, Evidence, Finding, LoopCall, Profile, Rewrite, Safety, Span
 from advisor.rule import ON_A_GPU, Context, Example, ExampleProfile, Rule, step
 from advisor.source import Source
+from advisor.usercode.callees import called_names, callees, named
+from advisor.usercode.microsteps import Accumulation, accumulations, check_always, not_last, statement_at
 
 WIDTH = 120
 WRAPPER = "DistributedDataParallel"

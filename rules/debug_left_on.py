@@ -35,7 +35,7 @@ from advisor import blocks, codemod
 from advisor.model import Decline, Evidence, Finding, LoopCall, Rewrite, Safety, Span
 from advisor.rule import ON_A_GPU, Context, Example, Rule, step
 from advisor.source import Source
-from advisor.trainingloop import TrainingLoop
+from advisor.usercode.trainingloop import TrainingLoop
 
 FLUSH, WAIT = "torch.cuda.empty_cache", "torch.cuda.synchronize"
 SAYS = {

@@ -31,12 +31,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from advisor import blocks, codemod
-from advisor.callees import called_names, callees, named
-from advisor.gradfree import Block
 from advisor.model import Decline, Evidence, Finding, LoopCall, Rewrite, Safety, Span
-from advisor.places import is_own
 from advisor.rule import Context, Example, Rule, step
 from advisor.source import Source
+from advisor.usercode.callees import called_names, callees, named
+from advisor.usercode.gradfree import Block
+from advisor.usercode.places import is_own
 
 SHARE = 0.7  # of an evaluation: the most that leaving the graph out was measured to save
 GUARDS = frozenset("no_grad inference_mode set_grad_enabled set_grad".split())

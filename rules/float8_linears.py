@@ -31,13 +31,13 @@ import ast
 from collections.abc import Iterator
 
 from advisor import blocks, codemod
-from advisor.callees import named
 from advisor.model import Decline, Evidence, Finding, LoopCall, Node, Operators, Rewrite, Safety, Span
 from advisor.patterns import checkpoints, uncompiled
 from advisor.patterns.lowered import is_product
 from advisor.patterns.precision import capability, products_of
 from advisor.rule import ON_A_GPU, Context, Example, Rule, step
 from advisor.source import Source
+from advisor.usercode.callees import named
 
 LEAST = (8, 9)  # compute capability with float8 tensor cores
 MULTIPLE, LARGE = 16, 1024  # of every size of a product

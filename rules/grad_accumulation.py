@@ -29,12 +29,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from advisor.microsteps import Accumulation, accumulations
 from advisor.model import Decline, Evidence, Finding, Rewrite, Safety
 from advisor.patterns.checkpoints import asked
 from advisor.rule import Context, Example, Rule, step
 from advisor.source import Source
-from advisor.trainingloop import Reached, TrainingLoop
+from advisor.usercode.microsteps import Accumulation, accumulations
+from advisor.usercode.trainingloop import Reached, TrainingLoop
 
 CLIPS = ("clip_grad_norm_", "clip_grad_value_")
 ADVICE = "clip once, in front of the optimizer step; that clips the sum, which gives other gradients"

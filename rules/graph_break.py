@@ -39,9 +39,9 @@ from dataclasses import replace
 from advisor import codemod
 from advisor.model import Break, Decline, Evidence, Finding, Rewrite, Safety, Span
 from advisor.patterns import breaks as patterns
-from advisor.places import is_own
 from advisor.rule import Context, Example, Rule, step
 from advisor.source import Source
+from advisor.usercode.places import is_own
 
 GAIN = 1 / 2  # of the compiled module's time: the most that closing breaks was reported to bring
 BACKENDS = ("inductor", "eager", "aot_eager")

@@ -29,11 +29,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from advisor.gradfree import reads_first
-from advisor.microsteps import Accumulation, accumulations
 from advisor.model import Decline, Evidence, Finding, Rewrite, Safety, Span
 from advisor.rule import ON_A_GPU, Context, Example, Rule, step
 from advisor.source import Source
+from advisor.usercode.gradfree import reads_first
+from advisor.usercode.microsteps import Accumulation, accumulations
 
 MOST = 0.6  # of the device's memory in use
 FACTORIES = frozenset("torch.randn torch.rand torch.randint torch.zeros torch.ones torch.empty".split())

@@ -37,11 +37,11 @@ from dataclasses import dataclass, replace
 from advisor import codemod, regional
 from advisor.graphrule import GraphRule
 from advisor.model import Decline, Evidence, Finding, Graph, LoopCall, Rewrite, Safety, Span
-from advisor.origin import Unclear, call_at
 from advisor.patterns import graphhazards
 from advisor.rule import ON_A_GPU, Context, Example, step, tensor_bytes
-from advisor.runlength import planned_steps
 from advisor.source import Source
+from advisor.usercode.origin import Unclear, call_at
+from advisor.usercode.runlength import planned_steps
 
 SHORT_US = 10.0  # of a kernel; its launch takes about as long
 SMALL_BYTES = 1 << 23  # of a result, which a GPU writes in less time than that

@@ -47,7 +47,6 @@ from advisor.libraries import (
     X_TRANSFORMERS_REFUSED,
 )
 from advisor.model import Decline, Evidence, Finding, Graph, Rewrite, Safety, Span
-from advisor.model_types import type_of_call, types_made
 from advisor.patterns import Attention, NearMiss, Region, attention_regions
 from advisor.patterns.callsites import keyword, package_file, spreads
 from advisor.patterns.regions import calls
@@ -55,6 +54,7 @@ from advisor.patterns.sdpa import FUSED, MATH
 from advisor.rule import Context, Example, step
 from advisor.semantics import operation
 from advisor.source import Source
+from advisor.usercode.model_types import type_of_call, types_made
 
 EAGER = "eager_attention_forward"  # what transformers calls its exchangeable written-out attention
 ATTEND = "x_transformers.attend.Attend"

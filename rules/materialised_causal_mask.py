@@ -28,17 +28,17 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from advisor.align import Bound
+from advisor.alignment.align import Bound
 from advisor.attending import diagonal_is_literal, stays_triangle
 from advisor.graphrule import GraphRule, Site
-from advisor.handed import from_caller, written_in_place
 from advisor.model import Decline, Evidence, Finding, Graph, Safety
 from advisor.patterns import NearMiss, Region
 from advisor.patterns.callsites import COMPREHENSIONS, around, enclosing, names, scope_of
 from advisor.patterns.sdpa import FUSED, MATH, call_of, causal_mask_regions
 from advisor.rule import Context, Example, step, tensor_bytes
 from advisor.source import Source
-from advisor.triangles import made_by_helper
+from advisor.usercode.handed import from_caller, written_in_place
+from advisor.usercode.triangles import made_by_helper
 
 MODEL = """\
 import torch

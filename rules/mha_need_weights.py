@@ -31,7 +31,6 @@ from collections.abc import Iterator, Mapping
 
 from advisor import codemod
 from advisor.graphrule import UNLINKED, GraphRule
-from advisor.made import made
 from advisor.model import Decline, Evidence, Finding, Graph, Node, Ref, Rewrite, Safety
 from advisor.patterns import NearMiss, Region
 from advisor.patterns.callsites import call_at, keyword, names, package_file, read_after, scope_of, spreads
@@ -39,8 +38,9 @@ from advisor.patterns.regions import calls
 from advisor.patterns.sdpa import FUSED, MATH
 from advisor.rule import Context, Example, step, tensor_bytes
 from advisor.source import Source
-from advisor.swallowed import hooked, other_module
-from advisor.triangles import shows_triangle
+from advisor.usercode.made import made
+from advisor.usercode.swallowed import hooked, other_module
+from advisor.usercode.triangles import shows_triangle
 
 MODULE = "torch.nn.modules.activation.MultiheadAttention"
 # Parameters of multi_head_attention_forward by position, as nn.MultiheadAttention passes them.

@@ -31,10 +31,11 @@ import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from advisor import codemod, given
+from advisor import codemod
 from advisor.model import Decline, Evidence, Finding, Loader, Profile, Rewrite, Safety, Span
 from advisor.rule import ON_A_GPU, Context, Example, Rule, step
 from advisor.source import Source
+from advisor.usercode import given
 
 LOADER = "torch.utils.data.DataLoader"
 TO_DEVICE, PAGEABLE = "Memcpy HtoD", "Pageable"

@@ -39,7 +39,6 @@ from dataclasses import dataclass, replace
 from advisor import codemod, regional
 from advisor.graphrule import GraphRule
 from advisor.model import Decline, Evidence, Finding, Graph, Node, Rewrite, Safety, Span
-from advisor.origin import Unclear
 from advisor.patterns import (
     Attention,
     NearMiss,
@@ -53,9 +52,10 @@ from advisor.patterns import (
 from advisor.patterns.callsites import package_file
 from advisor.roofline import boundary_bytes
 from advisor.rule import Context, Example, step, tensor_bytes
-from advisor.runlength import planned_steps
 from advisor.semantics import operation
 from advisor.source import Source
+from advisor.usercode.origin import Unclear
+from advisor.usercode.runlength import planned_steps
 
 LEAST = 4  # neighbouring operations of one size
 REPEATED = 2.0  # bytes moved over the bytes of inputs and results

@@ -31,9 +31,9 @@ from collections.abc import Iterator
 
 from advisor import codemod
 from advisor.model import Decline, Evidence, Finding, LoopCall, Recompiled, Rewrite, Safety, Span
-from advisor.places import is_own
 from advisor.rule import Context, Example, Rule, step
 from advisor.source import Source
+from advisor.usercode.places import is_own
 
 BACKENDS = ("inductor", "eager", "aot_eager")
 OFTEN = 3  # compilations of a frame after its first

@@ -29,7 +29,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TypeAlias
 
-from advisor.align import Miss
+from advisor.alignment.align import Miss
 from advisor.graphrule import UNLINKED, GraphRule, Site
 from advisor.model import Decline, Evidence, Finding, Graph, Node, Operators, Safety, Span
 from advisor.patterns import NearMiss, Region

@@ -38,7 +38,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from advisor.align import Alignment
+from advisor.alignment.align import Alignment
 from advisor.glance import Glance, glances
 from advisor.graphrule import GraphRule, Site
 from advisor.kernels import liger_layer_norm

@@ -41,7 +41,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from advisor.align import Alignment
+from advisor.alignment.align import Alignment
 from advisor.glance import Glance, glances
 from advisor.graphrule import GraphRule, Site
 from advisor.kernels import liger_rms_norm

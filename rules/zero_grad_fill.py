@@ -34,7 +34,7 @@ from advisor.patterns.forwardpass import forward_pass, parting
 from advisor.patterns.gradflow import choices, gradient_uses, guarded
 from advisor.rule import Context, Example, Rule, step
 from advisor.source import Source
-from advisor.trainingloop import TrainingLoop, enclosing_loop
+from advisor.usercode.trainingloop import TrainingLoop, enclosing_loop
 
 ZEROS = ("method.zero_", "method.fill_")
 ACCUMULATE = "torch::autograd::AccumulateGrad"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from advisor import testing
-from advisor.align import Alignment, align
+from advisor.alignment.align import Alignment, align
 from advisor.model import Graph
 from advisor.source import Source
 

@@ -13,10 +13,10 @@ from advisor import registry, testing
 from advisor.ingest.graph import read_graphs
 from advisor.libraries import LIGER, NO_SDPA
 from advisor.model import Decline, Environment, Finding, Graph, Hardware, NodeCost, Profile, Rewrite
-from advisor.model_types import type_of_call
 from advisor.patch import build
 from advisor.rule import Context
 from advisor.source import Source
+from advisor.usercode.model_types import type_of_call
 
 pytest.importorskip("torch")
 RULES = {name: item.rule for name, item in registry.load()[0].items()}

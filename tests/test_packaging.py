@@ -72,10 +72,9 @@ COMPOSERS = {
     "advisor.testing",
     "advisor.why",
 }
-# `advisor.source` and `advisor.align` hold types that a rule is handed, the others what several rules share.
-_NOUNS = "model rule graphrule patterns codemod source align semantics glance attending libraries handed made swallowed"
-_NOUNS += " triangles forms kernels model_types trainingloop given blocks callees microsteps gradfree places"
-_NOUNS += " origin regional runlength roofline"
+# `advisor.source` and `advisor.alignment.align` hold types that a rule is handed, the others what several rules share.
+_NOUNS = "model rule graphrule patterns usercode alignment codemod blocks source semantics glance attending libraries"
+_NOUNS += " forms kernels regional roofline"
 RULES_MAY_IMPORT = tuple(f"advisor.{name}" for name in _NOUNS.split())
 REPORTS_MAY_IMPORT = ("advisor.model", "advisor.measured", "advisor.proposals", "advisor.reports")
 

@@ -10,10 +10,10 @@ import pytest
 
 from advisor import codemod, regional
 from advisor.model import Environment, Graph, Hardware, LoopCall, Node, Operators, Profile, Ref, Span
-from advisor.origin import Origin, Unclear, origin
 from advisor.rule import Context
-from advisor.runlength import planned_steps
 from advisor.source import Source
+from advisor.usercode.origin import Origin, Unclear, origin
+from advisor.usercode.runlength import planned_steps
 
 HEAD = """\
 import copy

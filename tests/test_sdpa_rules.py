@@ -16,7 +16,7 @@ from advisor.patch import build
 from advisor.patterns.sdpa import math_cause, sdpa_calls
 from advisor.rule import Context, step
 from advisor.source import Source
-from advisor.triangles import made_as_triangle
+from advisor.usercode.triangles import made_as_triangle
 
 pytest.importorskip("torch")
 RULES = {name: item.rule for name, item in registry.load()[0].items()}

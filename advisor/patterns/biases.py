@@ -10,10 +10,10 @@ import ast
 import re
 from collections.abc import Iterable, Sequence
 
-from advisor.aligned import Miss
-from advisor.made import SETTINGS, made, own_class
+from advisor.alignment.aligned import Miss
 from advisor.patterns.callsites import Function, around
 from advisor.source import Source
+from advisor.usercode.made import SETTINGS, made, own_class
 
 MODEL = re.compile(r"_?(ema_?|teacher_?)?(model|net|network|module|teacher)(_ema)?")  # what is evaluated as a whole
 FREEZES = re.compile(r"\w*fr(ee|o)ze\w*(bn|norm)\w*|\w*(bn|norm)\w*fr(ee|o)ze\w*", re.IGNORECASE)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ast
 
-from advisor.aligned import Alignment
+from advisor.alignment.aligned import Alignment
 from advisor.model import Graph, Node, Ref
 from advisor.patterns.regions import Region, reads
-from advisor.reaching import reaching
 from advisor.semantics import operation
 from advisor.source import Source
+from advisor.usercode.reaching import reaching
 
 
 def casts_of(graph: Graph, region: Region) -> list[Node]:

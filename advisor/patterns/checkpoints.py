@@ -8,9 +8,9 @@ import tokenize
 from collections.abc import Iterator, Sequence
 
 from advisor import blocks, codemod
-from advisor.callees import callees, named
 from advisor.model import Span
 from advisor.source import Source
+from advisor.usercode.callees import callees, named
 
 CHECKPOINT = "torch.utils.checkpoint.checkpoint"
 ENABLING = ("gradient_checkpointing_enable", "set_grad_checkpointing", "enable_gradient_checkpointing")

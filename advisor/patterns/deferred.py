@@ -31,9 +31,9 @@ from advisor.patterns.tallies import (
     surroundings,
     target_of,
 )
-from advisor.reaching import reaching
 from advisor.source import Source
-from advisor.trainingloop import TrainingLoop
+from advisor.usercode.reaching import reaching
+from advisor.usercode.trainingloop import TrainingLoop
 
 FLOATING = frozenset({"float64", "float32", "float16", "bfloat16"})
 INTEGRAL = frozenset({"int64", "int32", "int16", "int8", "uint8"})

@@ -6,9 +6,9 @@ import ast
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from advisor.reaching import Definition, Function, reaching
-from advisor.scalars import Scalars
 from advisor.source import Source
+from advisor.usercode.reaching import Definition, Function, reaching
+from advisor.usercode.scalars import Scalars
 
 DEPTH = 10  # expressions that are followed one into the other
 # operations whose result has as many axes as their first tensor

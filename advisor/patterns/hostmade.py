@@ -11,10 +11,10 @@ from advisor.graphrule import is_fixed
 from advisor.model import Graph, Node, Ref, Safety, Span, Symbol
 from advisor.patterns.callsites import COMPREHENSIONS, around, call_at, keyword, names, scope_of, shared, spreads
 from advisor.patterns.hostreads import seldom_reached
-from advisor.places import is_own
-from advisor.reaching import reaching
 from advisor.source import Source
-from advisor.trainingloop import TrainingLoop
+from advisor.usercode.places import is_own
+from advisor.usercode.reaching import reaching
+from advisor.usercode.trainingloop import TrainingLoop
 
 MOVES = frozenset({"to", "cuda", "type_as"})
 CONSTANTS = frozenset(

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from advisor.model import Graph, Node, Ref, Span
-from advisor.places import is_own
 from advisor.source import Source
-from advisor.trainingloop import Loop, TrainingLoop, enclosing_loop
+from advisor.usercode.places import is_own
+from advisor.usercode.trainingloop import Loop, TrainingLoop, enclosing_loop
 
 ITEM = frozenset({"method.item", "method.__float__", "method.__int__"})  # one number for Python
 READS = ITEM | {

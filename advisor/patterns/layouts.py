@@ -7,15 +7,15 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from advisor.made import IN_PLACE, own_class
 from advisor.model import Graph, Node, Span
 from advisor.patterns.callsites import Function, around, scope_of
 from advisor.patterns.convolutions import VIEWS, Convolution, flattened_activation
 from advisor.patterns.regions import calls
 from advisor.patterns.sites import argument, called_name, construction_of, origins
-from advisor.reaching import stored_attributes
 from advisor.semantics import operation
 from advisor.source import Source
+from advisor.usercode.made import IN_PLACE, own_class
+from advisor.usercode.reaching import stored_attributes
 
 DRAWS = (
     "dropout",

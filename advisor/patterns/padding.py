@@ -11,14 +11,14 @@ import builtins
 import re
 from collections.abc import Iterator, Sequence
 
-from advisor.aligned import Miss
-from advisor.made import Made, given_to, made, own_class
+from advisor.alignment.aligned import Miss
 from advisor.model import Graph, Node
 from advisor.patterns.callsites import spreads
 from advisor.patterns.convolutions import VIEWS
 from advisor.patterns.sites import argument, origins
 from advisor.source import Source
-from advisor.swallowed import hooked, replaced
+from advisor.usercode.made import Made, given_to, made, own_class
+from advisor.usercode.swallowed import hooked, replaced
 
 PARAMETERS = frozenset({"torch.nn.Parameter", "torch.nn.parameter.Parameter"})
 REPARAMETRISED = ("weight_norm", "spectral_norm", "prune", "parametrize", "parametrizations")  # of torch.nn.utils

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from advisor.model import LoopCall
 from advisor.patterns.callsites import differentiates_twice
 from advisor.source import Source
-from advisor.unreached import unreached
+from advisor.usercode.unreached import unreached
 
 ALREADY = {
     "autocast": "the files use autocast already",

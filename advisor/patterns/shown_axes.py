@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from advisor.aligned import Alignment
+from advisor.alignment.aligned import Alignment
 from advisor.model import Arg, Graph, Node, Ref, Symbol
 from advisor.patterns.extents import Extents
 from advisor.patterns.regions import Region

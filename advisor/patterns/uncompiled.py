@@ -6,10 +6,10 @@ import ast
 from collections.abc import Sequence
 
 from advisor import blocks, codemod
-from advisor.callees import named
 from advisor.model import Span
 from advisor.patterns.checkpoints import asked
 from advisor.source import Source
+from advisor.usercode.callees import named
 
 COMPILE = "torch.compile"
 # what tells the wrapper that `torch.compile(model)` returns from the model: "_orig_mod." stands before its names

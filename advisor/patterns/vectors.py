@@ -6,12 +6,12 @@ import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from advisor.aligned import Alignment, Miss
-from advisor.learned import Function, assigned, passed, positional
-from advisor.made import given_to, relatives
+from advisor.alignment.aligned import Alignment, Miss
 from advisor.patterns.callsites import spreads
 from advisor.patterns.regions import Region
 from advisor.source import Source, last_name
+from advisor.usercode.learned import Function, assigned, passed, positional
+from advisor.usercode.made import given_to, relatives
 
 MAKING = frozenset("ones zeros empty rand randn full Tensor FloatTensor".split())
 SAME_SHAPE = frozenset(

@@ -11,16 +11,16 @@ from typing import TypeAlias
 
 import numpy as np
 
-from advisor.aligned import Alignment, Bound
+from advisor.alignment.aligned import Alignment, Bound
 from advisor.model import Arg, Graph, Node
 from advisor.patterns.extents import Extents
 from advisor.patterns.language import Pattern
 from advisor.patterns.regions import Region
 from advisor.patterns.shown_axes import axes_given
 from advisor.patterns.sweeps import Sweep, View, sample_shape
-from advisor.reaching import reaching
-from advisor.scalars import Scalars
 from advisor.semantics import NotModelled, operation, same
+from advisor.usercode.reaching import reaching
+from advisor.usercode.scalars import Scalars
 
 Key: TypeAlias = "tuple[int, int | str]"  # node and argument
 WIDER = 3  # elements more along every normalised axis

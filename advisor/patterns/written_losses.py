@@ -6,13 +6,13 @@ import ast
 from collections.abc import Mapping
 from functools import cached_property
 
-from advisor.aligned import Alignment, Bound
+from advisor.alignment.aligned import Alignment, Bound
 from advisor.model import Arg, Graph, Node, Ref
 from advisor.patterns.extents import Extents
 from advisor.patterns.regions import Region
 from advisor.patterns.shown_axes import rank_is_shown
-from advisor.reaching import reaching
 from advisor.semantics import operation
+from advisor.usercode.reaching import reaching
 
 VIEWS = frozenset("view reshape flatten transpose permute contiguous squeeze unsqueeze".split())
 KEEPING = frozenset("view reshape flatten long to contiguous clone detach squeeze unsqueeze cuda cpu".split())

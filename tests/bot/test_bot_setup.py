@@ -27,7 +27,7 @@ from fakehub import FakeHub
 from labbenches import ACCOUNT, NAME, commit
 from labbenches import FakeLab as Lab
 
-from advisor.bot_command import bot
+from advisor.commands.bot import bot
 from advisor.config import BotConfig
 
 README = Path(__file__).parents[2] / "samples" / "bot" / "README.md"

@@ -16,7 +16,7 @@ from handed import NAIVE, proposal_of, report_of
 from advisor import comparing
 from advisor.bot import handover
 from advisor.bot.measure import Order, measure
-from advisor.commandline import progress
+from advisor.commands.common import progress
 from advisor.config import BotConfig, Config
 from advisor.errors import UsageError
 from advisor.model import Profile, Utilisation

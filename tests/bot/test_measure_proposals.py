@@ -10,7 +10,7 @@ from handed import NAIVE, report_of
 
 from advisor.bot import measure as module
 from advisor.bot.measure import Order, measure
-from advisor.commandline import progress
+from advisor.commands.common import progress
 from advisor.config import BotConfig, Config
 from advisor.job import Request
 from advisor.model import Estimate, Finding, Patch, Report, Rewrite, Safety, Span

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from advisor.commandline import show_error
+from advisor.commands.common import show_error
 from advisor.errors import RuleError, UsageError
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from advisor.commandline import NOT_CONFIRMED, console, progress, settings, show_error
+from advisor.commands.common import NOT_CONFIRMED, console, progress, settings, show_error
 from advisor.errors import UsageError
 
 if TYPE_CHECKING:

@@ -62,7 +62,7 @@ def test_the_examples_of_the_skeleton_pass_and_its_page_does_not(here: Path) -> 
 def test_the_skeleton_is_in_the_style_of_the_project(here: Path) -> None:
     pytest.importorskip("ruff")
     path = skeleton.write("slow-thing", here)
-    settings = ["--config", str(Path(__file__).parent.parent / "pyproject.toml")]
+    settings = ["--config", str(Path(__file__).parents[2] / "pyproject.toml")]
     for check in (["check"], ["format", "--check"]):
         done = subprocess.run([sys.executable, "-m", "ruff", *check, *settings, path], capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr

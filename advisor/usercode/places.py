@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 
-from advisor.aligned import Bound, Miss
-from advisor.helpers_in_source import Called
+from advisor.alignment.aligned import Bound, Miss
 from advisor.model import Graph, Node, Span
-from advisor.reaching import reaching, stored_attributes
 from advisor.semantics import operation
 from advisor.source import Source
+from advisor.usercode.helpers import Called
+from advisor.usercode.reaching import reaching, stored_attributes
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from advisor.model import Arg, Graph, Node, Ref, Span, Symbol
-from advisor.scalars import FLOATS, Scalars, constant_call
 from advisor.source import Source
+from advisor.usercode.scalars import FLOATS, Scalars, constant_call
 
 ELSEWHERE = "source.elsewhere"  # a use that is not followed: returned, stored, passed on
 EITHER = "source.either"  # the value of one of several branches

@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from advisor import codemod, guarded, testing
-from advisor.align import Alignment, Miss, align, align_all
-from advisor.buffers import dead_buffers
+from advisor.alignment.align import Alignment, Miss, align, align_all
 from advisor.model import Graph
 from advisor.patterns import Region, attention_regions
 from advisor.source import Source
+from advisor.usercode.buffers import dead_buffers
 
 torch = pytest.importorskip("torch")
 QKV = {"q", "k", "v"}

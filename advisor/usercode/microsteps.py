@@ -6,12 +6,12 @@ import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from advisor.callees import called_names, callees
 from advisor.codemod import CannotEdit
 from advisor.model import Span
 from advisor.rule import Context
 from advisor.source import Source
-from advisor.trainingloop import TrainingLoop, loop_of
+from advisor.usercode.callees import called_names, callees
+from advisor.usercode.trainingloop import TrainingLoop, loop_of
 
 SEVERAL = 1.5  # backward passes per optimizer step from which on one place accumulates
 SEQUENCES = frozenset("split chunk tensor_split".split())  # of tensors: they return tuples

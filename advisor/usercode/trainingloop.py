@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from advisor.model import LoopCall, Span
-from advisor.places import is_own
 from advisor.source import Source
+from advisor.usercode.places import is_own
 
 Loop = ast.For | ast.AsyncFor | ast.While
 DEPTH = 3  # calls of the user's own functions that are followed one into the other

@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Collection, Iterable, Iterator
 
-from advisor.aligned import Alignment, Bound, Branch, Guard, Miss, outcome
-from advisor.draws import Places, check_draws
-from advisor.reaching import Function, Loop, binds, changed_by, reaching, stored_names
+from advisor.alignment.aligned import Alignment, Bound, Branch, Guard, Miss, outcome
 from advisor.source import Source
+from advisor.usercode.draws import Places, check_draws
+from advisor.usercode.reaching import Function, Loop, binds, changed_by, reaching, stored_names
 
 MODES = frozenset({"autocast", "record_function", "nullcontext", "range", "no_grad", "enable_grad", "named_scope"})
 

@@ -6,8 +6,8 @@ import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from advisor.made import given_to, relatives
 from advisor.source import Source, last_name
+from advisor.usercode.made import given_to, relatives
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 READ = frozenset("item size dim numel tolist".split())  # methods of a tensor that give numbers

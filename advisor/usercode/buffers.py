@@ -6,10 +6,10 @@ import ast
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from advisor.aligned import Alignment
+from advisor.alignment.aligned import Alignment
 from advisor.model import Span
-from advisor.reaching import stored_names
 from advisor.source import Source
+from advisor.usercode.reaching import stored_names
 
 # functions and methods that make a mask or table without drawing random numbers and without another effect
 MAKERS = frozenset(

@@ -7,7 +7,7 @@ import pytest
 from advisor import blocks, codemod
 from advisor.model import LoopCall, Span
 from advisor.source import Source
-from advisor.trainingloop import TrainingLoop, loop_of
+from advisor.usercode.trainingloop import TrainingLoop, loop_of
 
 TEXT = """\
 import torch

@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 
-from advisor.callees import named
-from advisor.origin import call_at
-from advisor.places import is_own
 from advisor.rule import Context
 from advisor.source import Source
-from advisor.trainingloop import TrainingLoop
+from advisor.usercode.callees import named
+from advisor.usercode.origin import call_at
+from advisor.usercode.places import is_own
+from advisor.usercode.trainingloop import TrainingLoop
 
 REPEATS = (ast.For, ast.AsyncFor, ast.While, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 PASSES = frozenset("enumerate tqdm trange track list".split())  # give as many turns as what they are given

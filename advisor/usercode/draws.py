@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Collection, Iterable, Iterator
 
-from advisor.aligned import Alignment, Bound, Miss
+from advisor.alignment.aligned import Alignment, Bound, Miss
 from advisor.model import Graph
 from advisor.semantics import operation
 from advisor.source import Source

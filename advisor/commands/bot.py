@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from advisor.commandline import progress
+from advisor.commands.common import progress
 from advisor.errors import UsageError
 
 if TYPE_CHECKING:

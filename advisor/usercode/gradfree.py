@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from advisor.callees import Function, callees
 from advisor.source import Source
+from advisor.usercode.callees import Function, callees
 
 # methods whose result holds no gradient, whatever they are called on
 METHODS = frozenset(

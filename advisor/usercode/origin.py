@@ -7,11 +7,11 @@ import ast
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from advisor.made import is_parameter, own_class
 from advisor.model import LoopCall, Span
 from advisor.patterns.callsites import scope_of
-from advisor.places import is_own
 from advisor.source import Source, last_name
+from advisor.usercode.made import is_parameter, own_class
+from advisor.usercode.places import is_own
 
 DEPTH = 5  # functions that are followed one into the other
 MOVES = frozenset("to cuda cpu float double half bfloat16 requires_grad_ train eval to_empty".split())  # give the model

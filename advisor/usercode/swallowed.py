@@ -9,12 +9,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Collection, Iterator, Sequence
 
-from advisor.aligned import Alignment, Miss
-from advisor.made import IN_PLACE, is_parameter, made, own_class, torch_class
+from advisor.alignment.aligned import Alignment, Miss
 from advisor.model import Graph
 from advisor.patterns import Region
 from advisor.patterns.callsites import around, scope_of
 from advisor.source import Source
+from advisor.usercode.made import IN_PLACE, is_parameter, made, own_class, torch_class
 
 TORCH = "torch.nn.modules."
 # Modules of which no argument of the constructor decides what a rewrite says: dropout is read off the module itself.

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from aligning import MASK, MASKED, called, captured, shown, text_of, texts, under, whole, whole_of
 
-from advisor.align import Miss, align
+from advisor.alignment.align import Miss, align
 from advisor.model import Graph, Span
 
 pytest.importorskip("torch")

@@ -6,10 +6,12 @@ import ast
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from advisor.aligned import Bound, Miss
-from advisor.helpers_in_source import called_helper
+from advisor.alignment.aligned import Bound, Miss
 from advisor.model import Arg, Graph, Node, Ref, Symbol
-from advisor.places import (
+from advisor.semantics import REARRANGES, TRANSPARENT, canonical, operation
+from advisor.source import Source
+from advisor.usercode.helpers import called_helper
+from advisor.usercode.places import (
     Place,
     Scope,
     check_scope,
@@ -22,9 +24,7 @@ from advisor.places import (
     spelled,
     starts_here,
 )
-from advisor.reaching import Decision, Definition, reaching
-from advisor.semantics import REARRANGES, TRANSPARENT, canonical, operation
-from advisor.source import Source
+from advisor.usercode.reaching import Decision, Definition, reaching
 
 Read = Callable[[str], Source]
 

@@ -23,7 +23,7 @@ from advisor import survey as module
 from advisor.cli import cli
 from advisor.measured import FileProfile
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 CORPUS = ROOT / "tests" / "data" / "corpus" / "traces"
 SAMPLE = ROOT / "samples" / "nano_gpt" / "h200"
 T4 = ROOT / "tests" / "data" / "dcgm" / "k8sconf-t4-busy.prom.txt"

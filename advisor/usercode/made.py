@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from advisor.aligned import Miss
+from advisor.alignment.aligned import Miss
 from advisor.patterns.callsites import Function, scope_of
 from advisor.source import Source
 

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterable
 
 from advisor.source import Source
-from advisor.writes import bases_of, derived_from, own_name, written_in_place
+from advisor.usercode.writes import bases_of, derived_from, own_name, written_in_place
 
 WRAPPERS = frozenset(
     {"view", "reshape", "unsqueeze", "bool", "to", "float", "byte", "type", "contiguous", "logical_not"}

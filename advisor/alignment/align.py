@@ -12,15 +12,15 @@ import ast
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
-from advisor.aligned import Alignment, Bound, Branch, Guard, Miss, outcome
-from advisor.draws import drawing_places
+from advisor.alignment.aligned import Alignment, Bound, Branch, Guard, Miss, outcome
+from advisor.alignment.movable import check_movable
+from advisor.alignment.walk import BINARY, State, Walk
 from advisor.model import Arg, Graph, Node, Ref, Symbol
-from advisor.movable import check_movable
-from advisor.places import Place, Scope, is_own
-from advisor.reaching import binds, changes, stored_names
 from advisor.semantics import operation
 from advisor.source import Source
-from advisor.walk import BINARY, State, Walk
+from advisor.usercode.draws import drawing_places
+from advisor.usercode.places import Place, Scope, is_own
+from advisor.usercode.reaching import binds, changes, stored_names
 
 __all__ = ["BINARY", "Alignment", "Bound", "Branch", "Guard", "Miss", "align", "align_all", "outcome"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from advisor.source import Source
-from advisor.unreached import unreached
+from advisor.usercode.unreached import unreached
 
 MODEL = """\
 def build():

@@ -6,8 +6,8 @@ import ast
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from advisor.reaching import Function, binds
 from advisor.source import Source
+from advisor.usercode.reaching import Function, binds
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 
-from advisor.made import given_to, own_class
 from advisor.patterns.extents import Extents
-from advisor.reaching import Function, bound_names, changed_by, reaching
 from advisor.source import Source
-from advisor.triangles import written_again
+from advisor.usercode.made import given_to, own_class
+from advisor.usercode.reaching import Function, bound_names, changed_by, reaching
+from advisor.usercode.triangles import written_again
 
 DEPTH = 8  # names and attributes that are followed one into the other
 # methods whose result has the dtype of their tensor

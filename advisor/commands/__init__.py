@@ -1,0 +1,1 @@
+"""The commands that have a file of their own: options in, an exit status out."""
