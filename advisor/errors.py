@@ -7,7 +7,8 @@
     |   `-- DirtyTreeError      (2)     `apply` would mix the patch with uncommitted changes
     |-- ScriptError             (3)     the user's script failed while it was being run
     |   |-- NoStepsError        (3)     it ended without a step, or before enough of them
-    |   `-- ScriptTimeout       (3)     it did not reach the next step in time
+    |   |-- ScriptTimeout       (3)     it did not reach the next step in time
+    |   `-- (verify.search.TrialFailed: only the rewritten script failed; never leaves the search)
     |-- ArtifactError           (4)     a file of a run is missing, truncated or of another schema
     |-- RuleError               (5)     a rule raised: a bug of the rule, the others still count
     |-- OutputError             (6)     the run directory cannot be written
@@ -22,6 +23,8 @@ it ends with a traceback.
 """
 
 from __future__ import annotations
+
+import traceback
 
 
 class AdvisorError(Exception):
@@ -74,9 +77,19 @@ class ArtifactError(AdvisorError):
 
 
 class RuleError(AdvisorError):
-    """A rule raised. `detail` carries its traceback; the findings of the other rules are kept."""
+    """A rule raised. `detail` carries its traceback, `rule` its name; the findings of the other rules are kept."""
 
     exit_status = 5
+
+    def __init__(self, message: str, *, rule: str | None = None, detail: str | None = None) -> None:
+        super().__init__(message, detail=detail)
+        self.rule = rule
+
+    @classmethod
+    def raised(cls, rule: str, error: Exception) -> RuleError:
+        """The error of a rule that raised another one, with its traceback."""
+        detail = "".join(traceback.format_exception(error))
+        return cls(f"rule {rule} raised {type(error).__name__}: {error}", rule=rule, detail=detail)
 
 
 class OutputError(AdvisorError):

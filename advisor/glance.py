@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -130,9 +129,7 @@ def look(rules: Mapping[str, Rule], source: Source) -> tuple[list[tuple[str, Gla
         try:
             found += [(name, seen) for seen in rule.glance(source)]
         except Exception as error:  # noqa: BLE001 - a rule that raises is reported by id, the others still count
-            errors.append(
-                RuleError(f"rule {name} raised {type(error).__name__}: {error}", detail=traceback.format_exc())
-            )
+            errors.append(RuleError.raised(name, error))
     return found, tuple(errors)
 
 

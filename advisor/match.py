@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -66,7 +65,8 @@ def match(
     if largest is None:
         return found
     left = 1.0 - largest.estimate.high_us / ctx.step_us
-    return _asked(replace(ctx, left=max(left, LEAST), largest=largest.rule), rules)
+    compiles = next(rule.compiles for rule in rules if rule.id == largest.rule)
+    return _asked(replace(ctx, left=max(left, LEAST), largest=largest.rule, left_compiles=compiles), rules)
 
 
 def _largest(
@@ -102,9 +102,7 @@ def _asked(ctx: Context, rules: Sequence[Rule]) -> Matches:
         try:
             results = list(rule.match(ctx))
         except Exception as error:  # noqa: BLE001 - a rule that raises is reported by id, the others still count
-            errors.append(
-                RuleError(f"rule {rule.id} raised {type(error).__name__}: {error}", detail=traceback.format_exc())
-            )
+            errors.append(RuleError.raised(rule.id, error))
             continue
         findings += [r for r in results if isinstance(r, Finding)]
         declines += [r for r in results if isinstance(r, Decline)]
@@ -112,5 +110,8 @@ def _asked(ctx: Context, rules: Sequence[Rule]) -> Matches:
 
 
 def _cannot_tell(profile: Profile, rule: Rule, absent: tuple[str, ...]) -> Decline:
-    why = "; ".join(profile.missing.get(need, f"the profile holds no {need}") for need in absent)
+    unfit = profile.missing.get("trace")  # why operators and links are withheld, where the trace is not fit for use
+    reasons = {"kineto": unfit, "links": unfit} if unfit is not None else {}
+    whys = (profile.missing.get(need) or reasons.get(need) or f"the profile holds no {need}" for need in absent)
+    why = "; ".join(dict.fromkeys(whys))
     return Decline(rule=rule.id, span=None, reason=f"cannot tell: {why}", needs=absent)

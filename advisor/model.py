@@ -1,7 +1,8 @@
 """The nouns every stage speaks: frozen, plain values with their unit in the name.
 
 Times are microseconds unless the name says otherwise, rates are per second, shapes are in elements. A value that is
-not known is `None`, never 0, -1 or infinity. This module imports the standard library only.
+not known is `None`, never 0, -1 or infinity; in columns of row numbers -1 is no row. This module imports the standard
+library only.
 """
 
 from __future__ import annotations
@@ -248,7 +249,6 @@ class Break:
 
     reason: str
     span: Span | None = None
-    cost_us: float | None = None
     count: int = 1
     frames: tuple[Span, ...] = ()
     whole: bool = False
@@ -460,7 +460,6 @@ class Profile:
     losses: tuple[float, ...] = ()
     peak_bytes: int | None = None
     linked_share: float | None = None
-    rank: int = 0
     facts: Mapping[str, Any] = field(default_factory=dict)
     missing: Mapping[str, str] = field(default_factory=dict)
 
@@ -607,9 +606,9 @@ class Rewrite:
     """Edits that realise one finding. An edit is (span to replace, new text); an empty span inserts.
 
     `tolerance` is the rule's declared error floor in multiples of the machine epsilon of the compute dtype;
-    `group` names rewrites of which at most one may be kept, the fastest; `form` tells those of one finding apart.
-    `runs` are operators of which one must run once the rewrite
-    is in place, `avoids` operators that must not begin to run: a silent fallback is a failure.
+    `requires` are rules of which a rewrite has to be kept for this one to be tried; `group` names rewrites of which at
+    most one may be kept, the fastest; `form` tells those of one finding apart. `runs` are operators of which one must
+    run once the rewrite is in place, `avoids` operators that must not begin to run: a silent fallback is a failure.
     """
 
     finding: Finding

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -55,9 +54,7 @@ def plan(
             suggestions.append((finding, f"the source cannot be edited there: {error}"))
             continue
         except Exception as error:  # noqa: BLE001 - a rule that raises is reported by id, the others still count
-            errors.append(
-                RuleError(f"rule {rule.id} raised {type(error).__name__}: {error}", detail=traceback.format_exc())
-            )
+            errors.append(RuleError.raised(rule.id, error))
             continue
         if isinstance(result, Decline):
             suggestions.append((finding, result.reason))

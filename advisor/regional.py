@@ -16,7 +16,6 @@ from advisor.source import Source
 from advisor.usercode.origin import Origin, Unclear, always_has, origin
 from advisor.usercode.unreached import unreached
 
-COMPILING = ("launch-bound", "pointwise-chain")  # rules of which one is applied to a model
 VARIANTS = 4  # kinds of blocks; Dynamo gives up on a function after eight compilations, and evaluation needs some too
 SIZED = frozenset({"aten::linear", "aten::embedding", "aten::convolution", "aten::conv2d", "aten::layer_norm"})
 RANDOM = frozenset(
@@ -153,7 +152,7 @@ def models(ctx: Context) -> list[Graph]:
 
 def left(ctx: Context) -> float:
     """The share of a step that the largest finding leaves; all where it compiles the model, which is done once."""
-    return 1.0 if ctx.largest in COMPILING else ctx.left
+    return 1.0 if ctx.left_compiles else ctx.left
 
 
 def gate(ctx: Context, rule: Rule) -> float:

@@ -92,9 +92,9 @@ def _guarded(errors: list[RuleError], name: str) -> Iterator[None]:
     try:
         yield
     except UsageError as error:
-        errors.append(RuleError(f"rule {name} could not be loaded: {error}"))
+        errors.append(RuleError(f"rule {name} could not be loaded: {error}", rule=name))
     except Exception as error:  # noqa: BLE001 - a rule that raises is reported by id, the others still count
-        errors.append(RuleError(f"rule {name} could not be loaded: {error}", detail=_traceback(error)))
+        errors.append(RuleError(f"rule {name} could not be loaded: {error}", rule=name, detail=_traceback(error)))
 
 
 def _traceback(error: Exception) -> str:

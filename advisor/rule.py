@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -90,7 +91,12 @@ class ExampleProfile:
 
 
 def step(step_us: float, **parts: object) -> ExampleProfile:
-    """A step of `step_us` microseconds; keywords are the fields of `ExampleProfile`."""
+    """A step of `step_us` microseconds; keywords are the fields of `ExampleProfile`, TypeError for any other."""
+    known = [entry.name for entry in fields(ExampleProfile)]
+    for name in parts:
+        if name not in known:
+            near = get_close_matches(name, known, 1)
+            raise TypeError(f"step() has no keyword {name}" + (f": did you mean {near[0]}?" if near else ""))
     optimizer = parts.pop("optimizer", ())
     assert isinstance(optimizer, Iterable)
     return ExampleProfile(step_us=step_us, optimizer=tuple(optimizer), **parts)  # type: ignore[arg-type]
@@ -119,7 +125,8 @@ class Example:
 class Context:
     """What a rule may look at: the profile and the user's sources, both read-only; `script` is the path of the one
     that ran, `files_in` gives the paths of the Python files of a folder. `left` is the share of a step that the finding
-    of the rule `largest` leaves, of which the gates of the rules are shares; `worth` replaces all of them."""
+    of the rule `largest` leaves, of which the gates of the rules are shares, and `left_compiles` that it compiles the
+    model; `worth` replaces all gates."""
 
     profile: Profile
     read: Callable[[str], Source]
@@ -129,6 +136,7 @@ class Context:
     files_in: Callable[[str], tuple[str, ...]] = lambda folder: ()
     left: float = 1.0
     largest: str | None = None
+    left_compiles: bool = False
 
     @cached_property
     def sources(self) -> tuple[Source, ...]:
@@ -201,8 +209,8 @@ class Context:
         return sum(known) if known else None
 
     def floor_us(self, flops: float, least_bytes: float, dtype: str | None) -> float:
-        """Physical floor of a region, max(FLOPs / peak, bytes / bandwidth); 0 where the device's figures are
-        unknown."""
+        """Physical floor of a region, max(FLOPs / peak, bytes / bandwidth); 0, which bounds nothing, where the device's
+        figures are unknown: shown by `floor_evidence`."""
         hardware = self.profile.hardware
         rates = {**hardware.measured_flops, **hardware.peak_flops}
         peak = rates.get(dtype or "") or rates.get("float32")
@@ -217,6 +225,11 @@ class Context:
     def gate(self, rule: Rule) -> float:
         """Share of a step below which the rule stays silent."""
         return rule.worth * self.left if self.worth is None else self.worth
+
+
+def floor_evidence(what: str, floor_us: float) -> tuple[Evidence, ...]:
+    """The floor of a region as evidence; none where the device's figures are unknown."""
+    return (Evidence(what=what, value=round(floor_us, 1), unit="us"),) if floor_us > 0.0 else ()
 
 
 def tensor_bytes(node: Node) -> int:
@@ -253,6 +266,7 @@ class Rule(ABC):
     avoids: ClassVar[tuple[str, ...]] = ()  # operators that must not begin to run
     in_library: ClassVar[str] = "ask the library for its fused form"  # what to do where a library holds the code
     on_request: ClassVar[bool] = False  # whether its rewrites are tried only where `select` names the rule
+    compiles: ClassVar[bool] = False  # whether it compiles the model, which one rule at most does
     # in the plan: starvation 10, precision 20, structure 30, compile 40, memory 50, communication 55, optimizer 60
     order: ClassVar[int] = 50
     examples: ClassVar[tuple[Example, ...]] = ()

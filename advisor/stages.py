@@ -406,7 +406,7 @@ def prove_regions(job: Job, profile: Profile, planned: plan.Plan) -> plan.Plan:
 
 
 def check_patch(job: Job, planned: plan.Plan) -> None:
-    """Stage 6: all rewrites in their first form together; what does not fit is known before any process starts."""
+    """Stage 6: all rewrites in their first form together; notes how many do not fit, before the script runs again."""
     whole = patch.build([rewrite for rewrite in planned.rewrites if rewrite.form is None], job.read)
     left = f", {counted(len(whole.skipped), 'rewrite')} in conflict" if whole.skipped else ""
     left += f", {counted(len(planned.rejected), 'rewrite')} not the same function" if planned.rejected else ""

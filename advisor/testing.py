@@ -61,7 +61,7 @@ def check(loaded: Loaded) -> None:
     assert not missing, f"{rule.id}: the page lacks the headings {missing}"
     assert any(e.after is not None for e in rule.examples), f"{rule.id}: no example fires"
     assert any(e.after is None for e in rule.examples), f"{rule.id}: no example stays silent"
-    for number, example in enumerate(rule.examples):
+    for number, example in enumerate(rule.examples, 1):
         run_example(rule, example, f"{rule.id} example {number}")
     assert FILL_IN not in loaded.page, f"{rule.id}: the page still says {FILL_IN}: write it"
 

@@ -35,7 +35,7 @@ from advisor.model import Decline, Evidence, Finding, Graph, Rewrite, Safety
 from advisor.patterns import NearMiss, Region
 from advisor.patterns.clipping import ClipPlace
 from advisor.patterns.updates import GradientNorms, gradient_norms
-from advisor.rule import Context, Example, step, tensor_bytes
+from advisor.rule import Context, Example, floor_evidence, step, tensor_bytes
 from advisor.source import Source
 
 LEAST = 2  # gradients
@@ -171,7 +171,7 @@ class ClipGradSlow(GraphRule):
                 Evidence(what="share of the step", value=round(cost / ctx.step_us, 4), unit="share"),
                 Evidence(what="launches per step", value=round(launches, 1), unit="launches"),
                 *((waits,) if found.reads else ()),
-                Evidence(what="floor: gradients read twice, written once", value=round(floor, 1), unit="us"),
+                *floor_evidence("floor: gradients read twice, written once", floor),
             ),
             values={} if reason is None else {"not applied": reason},
         )

@@ -34,7 +34,7 @@ from advisor.patterns import NearMiss, Region
 from advisor.patterns.callsites import read_elsewhere
 from advisor.patterns.loops import Spot, spot_of
 from advisor.patterns.updates import Average, averages
-from advisor.rule import Context, Example, step, tensor_bytes
+from advisor.rule import Context, Example, floor_evidence, step, tensor_bytes
 from advisor.source import Source
 
 LEAST = 100  # operations of one place in a step; fewer are not worth a change
@@ -148,7 +148,7 @@ class EmaLoop(GraphRule):
                 Evidence(what="time of the updates per step", value=round(cost, 1), unit="us"),
                 Evidence(what="share of the step", value=round(share, 4), unit="share"),
                 Evidence(what="launches per step", value=round(launches, 1), unit="launches"),
-                Evidence(what="floor: both read, the average written once", value=round(floor, 1), unit="us"),
+                *floor_evidence("floor: both read, the average written once", floor),
                 Evidence(what="decay", value=round(updates[0][1].decay, 12), unit=""),
             ),
             library=spot.library,

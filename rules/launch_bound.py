@@ -112,6 +112,7 @@ class LaunchBound(GraphRule):
     needs = ("steps", "graph", "calls")
     worth = 0.1
     order = 41
+    compiles = True
     title = "play the launches of the model again as a CUDA graph"
     examples = (
         Example(

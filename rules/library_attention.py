@@ -51,7 +51,7 @@ from advisor.patterns import Attention, NearMiss, Region, attention_regions
 from advisor.patterns.callsites import keyword, package_file, spreads
 from advisor.patterns.regions import calls
 from advisor.patterns.sdpa import FUSED, MATH
-from advisor.rule import Context, Example, step
+from advisor.rule import Context, Example, floor_evidence, step
 from advisor.semantics import operation
 from advisor.source import Source
 from advisor.usercode.model_types import type_of_call, types_made
@@ -207,7 +207,7 @@ class LibraryAttention(GraphRule):
             evidence=(
                 Evidence(what="time of the written-out attention per step", value=round(cost, 1), unit="us"),
                 Evidence(what="share of the step", value=round(cost / ctx.step_us, 4), unit="share"),
-                Evidence(what="physical floor of the same attention", value=round(floor, 1), unit="us"),
+                *floor_evidence("physical floor of the same attention", floor),
                 Evidence(what="first of its places", value=where, unit="line"),
                 Evidence(what="calls of this code per step", value=len(found), unit="calls"),
             ),

@@ -53,7 +53,7 @@ from advisor.model import Decline, Evidence, Finding, Graph, Safety
 from advisor.patterns import NearMiss, Region
 from advisor.patterns.cross_entropy import bare_loss, cross_entropy_regions
 from advisor.patterns.written_losses import WrittenLoss
-from advisor.rule import Context, Example, step, tensor_bytes
+from advisor.rule import Context, Example, floor_evidence, step, tensor_bytes
 from advisor.source import Source
 
 # what a cast of the scores must be: to the wider of their dtype and float32, or to float32 as the source says itself
@@ -185,7 +185,7 @@ class ManualCrossEntropy(GraphRule):
                 Evidence(what="time of the written-out loss per step", value=round(site.cost_us, 1), unit="us"),
                 Evidence(what="share of the step", value=round(site.cost_us / ctx.step_us, 4), unit="share"),
                 Evidence(what="of it the softmax, which stays", value=round(kept, 1), unit="us"),
-                Evidence(what="floor of the rest: one table of gradients written", value=round(floor, 1), unit="us"),
+                *floor_evidence("floor of the rest: one table of gradients written", floor),
                 Evidence(what="calls of this code per step", value=len(site.regions), unit="calls"),
             ),
             consumed=site.consumed,

@@ -35,7 +35,7 @@ from advisor.model import Decline, Evidence, Finding, Graph, Safety
 from advisor.patterns import NearMiss, Region
 from advisor.patterns.callsites import COMPREHENSIONS, around, enclosing, names, scope_of
 from advisor.patterns.sdpa import FUSED, MATH, call_of, causal_mask_regions
-from advisor.rule import Context, Example, step, tensor_bytes
+from advisor.rule import Context, Example, floor_evidence, step, tensor_bytes
 from advisor.source import Source
 from advisor.usercode.handed import from_caller, written_in_place
 from advisor.usercode.triangles import made_by_helper
@@ -138,7 +138,7 @@ class MaterialisedCausalMask(GraphRule):
             evidence=(
                 Evidence(what="time of the attention per step", value=round(site.cost_us, 1), unit="us"),
                 Evidence(what="share of the step", value=round(site.cost_us / ctx.step_us, 4), unit="share"),
-                Evidence(what="physical floor of causal attention", value=round(floor, 1), unit="us"),
+                *floor_evidence("physical floor of causal attention", floor),
                 Evidence(what="calls of this code per step", value=len(site.regions), unit="calls"),
             ),
             consumed=site.consumed,

@@ -36,7 +36,7 @@ from advisor.patterns import NearMiss, Region
 from advisor.patterns.callsites import call_at, keyword, names, package_file, read_after, scope_of, spreads
 from advisor.patterns.regions import calls
 from advisor.patterns.sdpa import FUSED, MATH
-from advisor.rule import Context, Example, step, tensor_bytes
+from advisor.rule import Context, Example, floor_evidence, step, tensor_bytes
 from advisor.source import Source
 from advisor.usercode.made import made
 from advisor.usercode.swallowed import hooked, other_module
@@ -152,7 +152,7 @@ class MhaNeedWeights(GraphRule):
             evidence=(
                 Evidence(what="time of the attention module per step", value=round(sum(cost), 1), unit="us"),
                 Evidence(what="share of the step", value=round(share, 4), unit="share"),
-                Evidence(what="physical floor of the same module", value=round(floor, 1), unit="us"),
+                *floor_evidence("physical floor of the same module", floor),
                 Evidence(what="calls of this code per step", value=len(nodes), unit="calls"),
             ),
             bindings={"given": source.span(given)} if (given := keyword(call, "need_weights")) is not None else {},

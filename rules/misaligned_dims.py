@@ -40,7 +40,7 @@ from advisor.patterns import NearMiss, Region
 from advisor.patterns.padding import exchanged, unfit_layer, unfit_operands, unseen_view
 from advisor.patterns.products import ELEMENTS, embedding_with, is_vocabulary, odd_products, viewed_elsewhere
 from advisor.patterns.sites import argument, construction_of, module_value
-from advisor.rule import Context, Example, step, tensor_bytes
+from advisor.rule import Context, Example, floor_evidence, step, tensor_bytes
 from advisor.source import Source
 
 LOWERING = ("no-mixed-precision", "tf32-off")  # rules whose rewrite puts float32 products on tensor cores
@@ -237,7 +237,7 @@ def _evidence(ctx: Context, cost_us: float, region: Region, count: int, floor_us
     return (
         Evidence(what="time of this product per step", value=round(cost_us, 1), unit="us"),
         Evidence(what="share of the step", value=round(cost_us / ctx.step_us, 4), unit="share"),
-        Evidence(what="floor of the same product", value=round(floor_us, 1), unit="us"),
+        *floor_evidence("floor of the same product", floor_us),
         Evidence(what="a row of the result ends past a multiple of 128 bytes by", value=row % 128, unit="bytes"),
         Evidence(what="calls of this code per step", value=count, unit="calls"),
     )

@@ -57,7 +57,7 @@ from advisor.patterns.callsites import package_file
 from advisor.patterns.masks import reads_batch
 from advisor.patterns.reading import Mask
 from advisor.patterns.sdpa import FUSED, MATH
-from advisor.rule import Context, Example, step
+from advisor.rule import Context, Example, floor_evidence, step
 from advisor.source import Source
 
 BUFFER = """\
@@ -176,7 +176,7 @@ class NaiveAttention(GraphRule):
             evidence=(
                 Evidence(what="time of the written-out attention per step", value=round(site.cost_us, 1), unit="us"),
                 Evidence(what="share of the step", value=round(site.cost_us / ctx.step_us, 4), unit="share"),
-                Evidence(what="physical floor of the same attention", value=round(floor, 1), unit="us"),
+                *floor_evidence("physical floor of the same attention", floor),
                 Evidence(what="query shape", value=str(query.shape), unit="elements", refs=(query.name,)),
                 Evidence(what="calls of this code per step", value=len(site.regions), unit="calls"),
             ),

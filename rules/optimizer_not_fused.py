@@ -29,7 +29,7 @@ from collections.abc import Iterator
 
 from advisor import codemod
 from advisor.model import Decline, Evidence, Finding, OptimizerUse, Rewrite, Safety
-from advisor.rule import Context, Example, Rule, step
+from advisor.rule import Context, Example, Rule, floor_evidence, step
 from advisor.source import Source
 
 FUSED = frozenset({"Adam", "AdamW", "SGD", "Adagrad"})
@@ -122,7 +122,7 @@ class OptimizerNotFused(Rule):
                 Evidence(what="time of the optimizer per step", value=round(taken_us, 1), unit="us"),
                 *_waiting(use),
                 Evidence(what="share of the step", value=round(share, 4), unit="share"),
-                Evidence(what="floor: state read and written once", value=round(floor, 1), unit="us"),
+                *floor_evidence("floor: state read and written once", floor),
                 Evidence(what="parameter tensors", value=use.parameters, unit="tensors"),
             ),
             values={"name": name},

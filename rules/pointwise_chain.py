@@ -51,7 +51,7 @@ from advisor.patterns import (
 )
 from advisor.patterns.callsites import package_file
 from advisor.roofline import boundary_bytes
-from advisor.rule import Context, Example, step, tensor_bytes
+from advisor.rule import Context, Example, floor_evidence, step, tensor_bytes
 from advisor.semantics import operation
 from advisor.source import Source
 from advisor.usercode.origin import Unclear
@@ -156,6 +156,7 @@ class PointwiseChain(GraphRule):
     needs = ("steps", "graph", "links", "calls")
     worth = 0.05
     order = 40
+    compiles = True
     title = "compile the blocks of the model"
     examples = (
         Example(
@@ -242,7 +243,7 @@ class PointwiseChain(GraphRule):
                 Evidence(what="time of the chains per step", value=cited, unit="us"),
                 Evidence(what="share of the step", value=round(found.spent_us / ctx.step_us, 4), unit="share"),
                 Evidence(what="of that, not replaced by other rules", value=round(found.left_us, 1), unit="us"),
-                Evidence(what="floor: inputs and results once", value=round(found.floor_us, 1), unit="us"),
+                *floor_evidence("floor: inputs and results once", found.floor_us),
                 Evidence(what="operations in chains per step", value=found.operations, unit="operations"),
                 Evidence(what="bytes moved over the least", value=round(found.ratio, 1), unit="times"),
                 *((Evidence(what="not block by block", value=plan.reason, unit=""),) if plan.reason else ()),

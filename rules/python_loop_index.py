@@ -31,7 +31,7 @@ from advisor.model import Decline, Evidence, Finding, Graph, Rewrite, Safety, Sp
 from advisor.patterns import NearMiss, Region
 from advisor.patterns.callsites import read_elsewhere
 from advisor.patterns.loops import IndexLoop, index_loops
-from advisor.rule import Context, Example, step, tensor_bytes
+from advisor.rule import Context, Example, floor_evidence, step, tensor_bytes
 from advisor.source import Source
 
 LEAST = 10  # turns; the PyTorch profiler's own pattern asks for as many
@@ -143,7 +143,7 @@ class PythonLoopIndex(GraphRule):
                 Evidence(what="share of the step", value=round(share, 4), unit="share"),
                 Evidence(what="elements taken or written one by one per step", value=turns, unit="elements"),
                 Evidence(what="operations the loop makes per step", value=_operations(loops), unit="calls"),
-                Evidence(what="floor: the elements read and written once", value=round(floor, 1), unit="us"),
+                *floor_evidence("floor: the elements read and written once", floor),
             ),
             library=first.spot.library,
             values={} if all(_is_floating(g, loop) for g, loop in loops) else {"not applied": WIDENS},

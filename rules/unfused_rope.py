@@ -36,7 +36,7 @@ from advisor.graphrule import COMPILED, GraphRule
 from advisor.model import Decline, Evidence, Finding, Graph, Rewrite, Safety
 from advisor.patterns import NearMiss, Region, rope_regions, table_source
 from advisor.patterns.rope import table_key
-from advisor.rule import Context, Example, step, tensor_bytes
+from advisor.rule import Context, Example, floor_evidence, step, tensor_bytes
 from advisor.source import Source
 
 MODEL = """\
@@ -139,7 +139,7 @@ class UnfusedRope(GraphRule):
             evidence=(
                 Evidence(what="time of the written-out rotation per step", value=round(cost, 1), unit="us"),
                 Evidence(what="share of the step", value=round(cost / ctx.step_us, 4), unit="share"),
-                Evidence(what="floor: two passes forward, two backward", value=round(floor, 1), unit="us"),
+                *floor_evidence("floor: two passes forward, two backward", floor),
                 Evidence(what="layout of the pairs", value=layout, unit="layout"),
                 Evidence(what="calls of this code per step", value=len(regions), unit="calls"),
                 Evidence(what="computations of its tables per step", value=len(made), unit="calls"),

@@ -20,7 +20,7 @@ from advisor.model import (
     Step,
     Utilisation,
 )
-from advisor.rule import Context, Rule
+from advisor.rule import Context, Rule, floor_evidence, step
 from advisor.source import Source
 
 SOURCE = Source("train.py", "big = 1\nsmall = 1\n")
@@ -94,3 +94,29 @@ def test_idle_time_without_the_profiler(busy: float, profiled_us: float, idle_us
         utilisation=Utilisation(busy=busy),
     )
     assert match.context(profile, lambda path: SOURCE).idle_us == pytest.approx(idle_us)
+
+
+def test_an_unfit_trace_is_why_its_operators_are_missing() -> None:
+    environment = Environment(platform="test", python="3", torch="2", command=("train.py",))
+    unfit = "insufficient trace, collect this: two profiled steps"
+    hardware = Hardware(name="cpu", kind="cpu")
+    profile = Profile(
+        environment=environment, hardware=hardware, steps=(), step_us=(STEP_US,), missing={"trace": unfit}
+    )
+    rule = Share("linked", 1, 0.5)
+    rule.needs = ("steps", "kineto", "links", "graph")  # type: ignore[misc]
+    (decline,) = match.match(match.context(profile, lambda path: SOURCE, None), [rule]).declines
+    assert decline.reason == f"cannot tell: {unfit}; the profile holds no graph"
+    assert decline.needs == ("kineto", "links", "graph")
+
+
+def test_a_floor_that_is_not_known_is_no_evidence() -> None:
+    assert floor_evidence("floor: state read once", 0.0) == ()
+    assert floor_evidence("floor: state read once", 3.14) == (
+        Evidence(what="floor: state read once", value=3.1, unit="us"),
+    )
+
+
+def test_a_misspelt_measurement_is_named() -> None:
+    with pytest.raises(TypeError, match="step\\(\\) has no keyword optimiser: did you mean optimizer\\?"):
+        step(10_000, optimiser=[1])

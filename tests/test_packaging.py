@@ -308,6 +308,18 @@ def test_nobody_imports_a_rule_by_name() -> None:
     assert tests == []
 
 
+def test_the_engine_names_no_rule() -> None:
+    ids = set(registry.load()[0])
+    wrong = []
+    for name, path in SOURCES.items():
+        if within(name, ("advisor.rules", "advisor.skeleton")):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and node.value in ids:
+                wrong.append(f"{path.relative_to(ROOT)}:{node.lineno} names {node.value}")
+    assert wrong == []
+
+
 def test_stages_do_not_import_each_other() -> None:
     wrong = []
     for name, items in IMPORTS.items():

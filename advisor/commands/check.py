@@ -43,7 +43,11 @@ class _WithArguments(click.Command):
 @click.option("--seed", type=int, help="Seed set before a script starts.")
 @click.option("--check", "gate", is_flag=True, help="Exit with status 1 when there is a finding.")
 @click.option("--why", metavar="FILE:LINE", help="Tell instead why there is or is no finding at a line.")
-@click.option("--output-format", type=click.Choice(FORMATS), help="Default: text.")
+@click.option(
+    "--output-format",
+    type=click.Choice([*FORMATS, "schema"]),
+    help="Default: text; schema is the JSON Schema of the JSON form and needs no script.",
+)
 @click.option("--json", "as_json", is_flag=True, help="The same as --output-format json.")
 @click.option("--quiet", "-q", is_flag=True, help="No progress lines.")
 def check(
@@ -66,6 +70,12 @@ def check(
     """
     from advisor import checking
 
+    if output_format == "schema" and not as_json:
+        from advisor.reports.jsonform import written
+        from advisor.reports.schema import check_schema
+
+        click.echo(written(check_schema()), nl=False)
+        return
     if not paths and run is None:
         raise UsageError("name training scripts or a run: advisor check PATH... [-- ARGUMENTS], or --run RUN")
     if as_json and output_format not in (None, "json"):

@@ -44,6 +44,7 @@ def new(outer: Path | None, name: str, folder: Path | None) -> None:
     """Write the file of a rule NAME that is still to be filled in, and say how to go on."""
     from advisor import skeleton
 
+    skeleton.text_of(name)  # a name that can be none is refused first
     given = folder or outer
     into = given or _configured() or _checkout()
     if into is None:
@@ -114,7 +115,7 @@ def _named(loaded: dict[str, Loaded], errors: tuple[RuleError, ...], name: str, 
         return item
     stem = name.replace("-", "_")
     for error in errors:
-        if any(str(error).startswith(f"rule {word} ") for word in (name, stem)):
+        if error.rule in (name, stem):
             raise error
     for error in errors:
         show_error(error)

@@ -108,9 +108,9 @@ def test_the_other_rule_that_compiles_the_model_leaves_the_gate(recorded: Record
     found = answer(Recorded(replace(recorded.ctx, profile=replace(recorded.ctx.profile, step_us=long), worth=0.0)))
     assert isinstance(found, Finding)
     steps = (float(found.evidence[0].value) / 0.03,)  # 3 % of the step
-    for largest, kind in (("launch-bound", Decline), ("no-mixed-precision", Finding)):
+    for compiles, kind in ((True, Decline), (False, Finding)):
         profile = replace(recorded.ctx.profile, step_us=steps)
-        ctx = replace(recorded.ctx, profile=profile, left=0.3, largest=largest)
+        ctx = replace(recorded.ctx, profile=profile, left=0.3, left_compiles=compiles)
         assert isinstance(answer(Recorded(ctx)), kind)
 
 
