@@ -143,7 +143,7 @@ class _Search:
         self.timings: dict[str, Timing] = {}
         self.trials: list[Trial] = []
         self.longest_race_s = 0.0
-        self.whole_s = 0.0  # what a race against the script as found takes up to a verdict
+        self.whole_s: float | None = None  # what a race against the script as found takes up to a verdict
         self.proof_s = 0.0  # what the last proof took; the first records the originals as well and is no guide
         self.tried: list[str] = []
         self.undecided: dict[str, str] = {}  # kept for their promise: too few quads for a verdict of their own
@@ -179,11 +179,11 @@ class _Search:
 
     def _seconds_for_trials(self) -> float:
         """What is left without the race of the whole patch, which a patch of several needs to be claimed."""
-        return self.lab.seconds_left() - (self.whole_s if self.kept else 0.0)
+        return self.lab.seconds_left() - (max(self.whole_s or 0.0, LEAST_RACE_S) if self.kept else 0.0)
 
     def _share(self, waiting: int) -> float:
         """Seconds for the race of one of `waiting` rewrites, the proofs of the others and the last race set aside."""
-        if not self.kept:  # the whole patch, if there will be one, counts as one more
+        if not self.kept or self.whole_s is None:  # the whole patch, if there will be one, counts as one more
             waiting += 1
         proofs = (waiting - 1) * self.proof_s
         return max((self._seconds_for_trials() - proofs) / waiting, LEAST_RACE_S)
@@ -210,6 +210,9 @@ class _Search:
                 self.unreliable = reasons
             self._record(rewrite.id, combination, outcome, reasons, numerics, None)
             self.rejected[rewrite.id] = "; ".join(reasons)
+            return
+        if self.kept and self._seconds_for_trials() < LEAST_RACE_S:  # the proof took longer than the last one
+            self.rejected[rewrite.id] = f"not timed: {OUT_OF_TIME}"
             return
         self.say(f"{rewrite.title}: timing")
         timing = self._race(below, patch, self._share(waiting), rewrite, combination, numerics)
@@ -265,9 +268,18 @@ class _Search:
         timing = self.lab.race(below, patch, seconds)
         took = before - self.lab.seconds_left()
         self.longest_race_s = max(self.longest_race_s, took)
-        if not below.rewrites:
-            self.whole_s = took * self.min_quads / timing.quads
+        if not below.rewrites and took >= LEAST_RACE_S:  # what took less may have been remembered: no guide
+            self.whole_s = self._seconds_of_whole(timing, took)
         return timing
+
+    def _seconds_of_whole(self, timing: Timing, took: float) -> float:
+        """What a race like this one takes with just the quads of a verdict, both scripts started anew.
+
+        The script as found was started in the first such race only, and then waited; the candidate in each.
+        """
+        base_s, candidate_s = timing.warmup_s or (0.0, 0.0)
+        started = candidate_s + (base_s if self.whole_s is None else 0.0)
+        return base_s + candidate_s + max(took - started, 0.0) * self.min_quads / timing.quads
 
     def _record(
         self,
@@ -355,13 +367,12 @@ class _Search:
         unfit = _unfit(numerics)
         if unfit is not None:
             outcome, reasons = unfit
-        elif timing is None:
-            alone = self._first_alone()
+        else:
+            outcome, reasons = (Outcome.INCONCLUSIVE, (UNMEASURED,)) if timing is None else self.judge(timing)
+            short = timing is None or (outcome is Outcome.INCONCLUSIVE and self._promising(timing))
+            alone = self._first_alone(reasons[0]) if short else None
             if alone is not None:
                 return alone
-            outcome, reasons = Outcome.INCONCLUSIVE, (UNMEASURED,)
-        else:
-            outcome, reasons = self.judge(timing)
         if outcome is not Outcome.IMPROVED:  # each was faster on top of the others; the whole is not confirmed
             for rewrite in self.kept:
                 self.rejected[rewrite.id] = (
@@ -370,8 +381,9 @@ class _Search:
             self.kept = []
         return self._verdict(outcome, reasons, timing, numerics)
 
-    def _first_alone(self) -> Verdict | None:
-        """The best proven patch where the whole one was not measured: the one measured against the script as found."""
+    def _first_alone(self, reason: str) -> Verdict | None:
+        """The best proven patch where for some reason, such as too few quads, there is no verdict on the whole one: the
+        one measured against the script as found."""
         known = {rewrite.id: rewrite for rewrite in self.rewrites}
         alone = [t for t in self.trials if t.label in known and not t.against and t.outcome is Outcome.IMPROVED]
         if not alone or alone[0].timing is None:
@@ -380,7 +392,7 @@ class _Search:
         for other in self.kept:
             if other is not first:
                 where = "in place" if other.group is not None and other.group == first.group else "on top"
-                self.rejected[other.id] = f"faster {where} of {first.id}, but {UNMEASURED}"
+                self.rejected[other.id] = f"faster {where} of {first.id}, but {reason}"
         self.rejected.pop(first.id, None)
         self.saved[first.id] = _saved_us(alone[0].timing)
         self.kept = [first]

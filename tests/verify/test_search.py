@@ -35,8 +35,13 @@ class MockLab:
         proof_s: float = 0.0,
         late: Mapping[str, float] = {},
         few: Iterable[tuple[str, str]] = (),
+        instant: Iterable[str] = (),
+        slow_proofs: Mapping[str, float] = {},
+        warmup_s: tuple[float, float] | None = None,
     ) -> None:
         self.few = set(few)  # races that end after four quads
+        self.instant = set(instant)  # combinations whose races were measured before
+        self.slow_proofs, self.warmup_s = slow_proofs, warmup_s
         self.cost, self.wrong, self.crashes, self.reason = cost, set(wrong), set(crashes), reason
         self.left, self.race_s, self.proof_s = seconds, race_s, proof_s
         self.late = late  # seconds more that races of a combination take
@@ -45,7 +50,7 @@ class MockLab:
 
     def prove(self, patch: Patch) -> Numerics:
         self.log.append("prove " + "+".join(sorted(names(patch))))
-        self.left -= self.proof_s
+        self.left -= self.slow_proofs.get("".join(sorted(names(patch))), self.proof_s)
         bad = any(part <= names(patch) for part in self.wrong)
         return Numerics(ok=not bad, reference="float64", compared=1, reasons=(self.reason,) if bad else ())
 
@@ -54,7 +59,8 @@ class MockLab:
         before, after = names(kept), names(candidate)
         self.log.append(f"race {'+'.join(sorted(before))} > {'+'.join(sorted(after))}")
         self.granted.append(seconds)
-        self.left -= self.race_s + self.late.get("".join(sorted(after)), 0.0)
+        together = "".join(sorted(after))
+        self.left -= 0.0 if together in self.instant else self.race_s + self.late.get(together, 0.0)
         if self.crashes & after:
             raise TrialFailed("the rewritten script fails: out of memory")
         old, new = self.cost(before), self.cost(after)
@@ -67,6 +73,7 @@ class MockLab:
             noise=0.002,
             base_step_us=(old,) * 16,
             step_us=(new,) * 16,
+            warmup_s=self.warmup_s,
         )
 
     def baseline(self, label: str, variant: str, patch: Patch) -> Baseline:
@@ -244,6 +251,56 @@ def test_of_a_race_with_too_few_quads_the_whole_needs_more_than_it_took() -> Non
     verdict = hunt(lab, rewrite("a"), rewrite("b"))
     assert verdict.rejected["b@train.py:1"] == f"not tried: {OUT_OF_TIME}"
     assert lab.log == ["prove a", "race  > a", "race  > a"]
+
+
+def test_starting_is_not_repeated_by_quads() -> None:
+    few = [("", "a")]
+    lab = MockLab(gains(a=500, b=100), seconds=70, race_s=20, few=few, warmup_s=(8.0, 8.0))
+    assert rules(hunt(lab, rewrite("a"), rewrite("b"))) == ["a", "b"]
+    assert lab.granted[1] == 50 - (16 + 2 * (20 - 16))
+    # the script as found was started for the first race, waited during the second, and has to be started again
+    lab = MockLab(gains(a=-100, b=500, c=100), seconds=90, race_s=20, warmup_s=(8.0, 8.0))
+    assert rules(hunt(lab, rewrite("a"), rewrite("b"), rewrite("c"))) == ["b", "c"]
+    assert lab.granted[2] == 50 - (16 + 20 - 8)
+
+
+def test_a_race_that_was_measured_before_is_no_guide() -> None:
+    lab = MockLab(gains(a=100, b=100), seconds=60, instant=["a"])
+    assert rules(hunt(lab, rewrite("a"), rewrite("b"))) == ["a", "b"]
+    assert lab.granted[:2] == [60 / 3, (60 - 5) / 2]
+
+
+def test_no_less_is_set_aside_than_a_race_needs_to_begin() -> None:
+    lab = MockLab(gains(a=100, b=100), seconds=9, race_s=1)
+    assert rules(hunt(lab, rewrite("a"), rewrite("b"))) == ["a"]
+    assert "race a > a+b" not in lab.log
+
+
+def test_after_a_proof_that_took_too_long_there_is_no_race() -> None:
+    lab = MockLab(gains(a=100, b=100), seconds=60, slow_proofs={"ab": 37})
+    verdict = hunt(lab, rewrite("a"), rewrite("b"))
+    assert (rules(verdict), verdict.outcome) == (["a"], Outcome.IMPROVED)
+    assert verdict.rejected == {"b@train.py:1": f"not timed: {OUT_OF_TIME}"}
+    assert "race a > a+b" not in lab.log
+
+
+def test_too_few_quads_of_the_whole_leave_the_first() -> None:
+    lab = MockLab(gains(a=100, b=100), few=[("", "ab")])
+    verdict = hunt(lab, rewrite("a"), rewrite("b"))
+    assert (rules(verdict), verdict.outcome) == (["a"], Outcome.IMPROVED)
+    assert verdict.timing is verdict.trials[0].timing
+    assert verdict.rejected["b@train.py:1"].startswith("faster on top of a@train.py:1, but 1.250x old/new")
+    assert verdict.rejected["b@train.py:1"].endswith("over 4 quads: a verdict needs 8 quads")
+    against = MockLab(lambda found: {frozenset("a"): 900.0, frozenset("ab"): 800.0}.get(found, 1000.0), few=lab.few)
+    race = against.race
+    against.race = lambda kept, candidate, seconds: (
+        race(  # type: ignore[method-assign]
+            kept, candidate, seconds
+        )
+        if names(kept) or len(names(candidate)) < 2
+        else dataclasses.replace(race(kept, candidate, seconds), interval=(0.9, 1.1))
+    )
+    assert hunt(against, rewrite("a"), rewrite("b")).outcome is Outcome.INCONCLUSIVE
 
 
 def test_a_proof_that_would_not_leave_time_for_its_race_is_not_begun() -> None:
