@@ -14,6 +14,7 @@ from advisor.verify.timing import FLOOR, MIN_QUADS, check_floor, judge
 
 PROMISE = 2.0  # times the floor: a gain above it, in too few quads, is kept until the whole patch is measured
 LEAST_RACE_S = 5.0  # time left below which no further race is begun
+ARMS = 3  # that the first proof records: the script as found, the reference and the candidate, later ones the last only
 ALWAYS_ALLOWED = frozenset({Safety.EXACT})
 OUT_OF_TIME = "the time budget was used up"
 UNMEASURED = "the whole patch was not measured against the script as found"
@@ -144,7 +145,7 @@ class _Search:
         self.trials: list[Trial] = []
         self.longest_race_s = 0.0
         self.whole_s: float | None = None  # what a race against the script as found takes up to a verdict
-        self.proof_s = 0.0  # what the last proof took; the first records the originals as well and is no guide
+        self.proof_s: float | None = None  # what the last proof took, apart from what only the first one records
         self.tried: list[str] = []
         self.undecided: dict[str, str] = {}  # kept for their promise: too few quads for a verdict of their own
         self.unreliable: tuple[str, ...] = ()  # why the script cannot be judged at all
@@ -173,7 +174,7 @@ class _Search:
         lacking = [name for name in rewrite.requires if name not in rules]
         if lacking:
             return f"not tried: needs {', '.join(lacking)}, which is not kept"
-        if self._seconds_for_trials() < self.proof_s + LEAST_RACE_S:
+        if self._seconds_for_trials() < (self.proof_s or 0.0) + LEAST_RACE_S:
             return f"not tried: {OUT_OF_TIME}"
         return None
 
@@ -183,9 +184,9 @@ class _Search:
 
     def _share(self, waiting: int) -> float:
         """Seconds for the race of one of `waiting` rewrites, the proofs of the others and the last race set aside."""
+        proofs = (waiting - 1) * (self.proof_s or 0.0)
         if not self.kept or self.whole_s is None:  # the whole patch, if there will be one, counts as one more
             waiting += 1
-        proofs = (waiting - 1) * self.proof_s
         return max((self._seconds_for_trials() - proofs) / waiting, LEAST_RACE_S)
 
     def _try(self, rewrite: Rewrite, waiting: int) -> None:
@@ -240,9 +241,10 @@ class _Search:
         key = _ids(patch.rewrites)
         if key not in self.proofs:
             before = self.lab.seconds_left()
-            first = not self.proofs
             self.proofs[key] = self.lab.prove(patch)
-            self.proof_s = 0.0 if first else before - self.lab.seconds_left()
+            took = before - self.lab.seconds_left()
+            if took >= LEAST_RACE_S:  # what took less may have been remembered: no guide
+                self.proof_s = took / ARMS if self.proof_s is None else took
         return self.proofs[key]
 
     def _race(

@@ -276,6 +276,15 @@ def test_no_less_is_set_aside_than_a_race_needs_to_begin() -> None:
     assert "race a > a+b" not in lab.log
 
 
+def test_proofs_that_were_made_before_are_no_guide_and_the_first_records_three_arms() -> None:
+    lab = MockLab(gains(a=100, b=100, c=100), seconds=160, proof_s=30, slow_proofs={"a": 0})
+    assert rules(hunt(lab, rewrite("a"), rewrite("b"), rewrite("c"))) == ["a", "b", "c"]
+    assert lab.granted[:3] == [160 / 4, (120 - 10 - 10) / 2, 80 - 10]
+    lab = MockLab(gains(a=100, b=100, c=100), seconds=200, slow_proofs={"a": 60, "ab": 20})
+    hunt(lab, rewrite("a"), rewrite("b"), rewrite("c"))
+    assert lab.granted[:3] == [(140 - 2 * 20) / 4, (110 - 10 - 20) / 2, 100 - 10]
+
+
 def test_after_a_proof_that_took_too_long_there_is_no_race() -> None:
     lab = MockLab(gains(a=100, b=100), seconds=60, slow_proofs={"ab": 37})
     verdict = hunt(lab, rewrite("a"), rewrite("b"))
