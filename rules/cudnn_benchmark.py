@@ -32,7 +32,7 @@ from advisor.model import Decline, Evidence, Finding, Graph, Ref, Rewrite, Safet
 from advisor.patterns import NearMiss, Region
 from advisor.patterns.convolutions import Convolution, convolutions
 from advisor.rule import ON_A_GPU, Context, Example, step
-from advisor.source import Source
+from advisor.source import Source, importing
 
 CUDNN = "torch.backends.cudnn"
 FLAGS = ("benchmark", "deterministic", "enabled", "flags")
@@ -134,6 +134,10 @@ class CudnnBenchmark(GraphRule):
         source, statement = _behind(ctx)
         if source is None or statement is None:
             return self.decline(None, "no file of the script imports torch by its name at its top")
+        beside = importing(ctx.read, [other.path for other in ctx.sources], {source.path})
+        other = next((where for one in beside for where in _settings(one)), None)
+        if other is not None:
+            return self.decline(other, f"{other.path} imports the script, and sets cuDNN's flags itself, {other}")
         told = _varying(ctx, found)
         return self.finding(
             source.span(statement),

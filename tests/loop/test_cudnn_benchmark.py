@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from advisor import registry, testing
-from advisor.model import Decline, Finding, Operators, Rewrite
+from advisor.errors import SourceError
+from advisor.model import Decline, Finding, Operators, Rewrite, Span
 from advisor.rule import Context, step
 from advisor.source import Source
 
@@ -35,6 +37,15 @@ def profiled(text: str, folder: Path, *shapes: tuple[int, ...]) -> tuple[Context
         dtypes=(("float32",),) * count,
     )
     return replace(ctx, profile=replace(ctx.profile, operators=rows)), source
+
+
+def reader(files: Mapping[str, Source]) -> Callable[[str], Source]:
+    def read(path: str) -> Source:
+        if path not in files:
+            raise SourceError(f"there is no {path}")
+        return files[path]
+
+    return read
 
 
 def test_the_same_sizes_in_every_step(tmp_path: Path) -> None:
@@ -97,3 +108,23 @@ def test_a_script_that_sets_the_flags_is_left_alone(tmp_path: Path, setting: str
     ctx, _ = profiled(BEFORE.replace("as nn\n", f"as nn\n\n{setting}\n"), tmp_path, (2, 4, 8, 8))
     (said,) = RULE.match(ctx)
     assert isinstance(said, Decline) and "sets cuDNN's flags itself" in said.reason
+
+
+def test_flags_that_another_script_sets(tmp_path: Path) -> None:
+    """They are not set here; but where that script imports this one, the flag that is put here would follow them."""
+    ctx, source = profiled(BEFORE, tmp_path, (2, 4, 8, 8))
+
+    def beside(text: str) -> Finding | Decline:
+        files = {source.path: source, "evaluate.py": Source("evaluate.py", text), "net.py": Source("net.py", "")}
+        graph = replace(ctx.graphs[0], span=Span(path="net.py", line=1, column=0, end_line=1, end_column=1))
+        profile = replace(ctx.profile, graphs=(graph, *ctx.graphs[1:]))
+        there = replace(ctx, profile=profile, read=reader(files), script=source.path, files_in=lambda _: tuple(files))
+        (found,) = RULE.match(there)
+        return found
+
+    setting = "import torch\n\ntorch.backends.cudnn.benchmark = False\n"
+    assert isinstance(beside(f"import net\n{setting}"), Finding)
+    assert isinstance(beside("from example import Model\n"), Finding)
+    said = beside(f"from example import Model\n{setting}")
+    assert isinstance(said, Decline)
+    assert said.reason == "evaluate.py imports the script, and sets cuDNN's flags itself, evaluate.py:4"
