@@ -13,9 +13,9 @@ Function = (ast.FunctionDef, ast.AsyncFunctionDef)
 def unreached(sources: Sequence[Source], script: str | None) -> frozenset[ast.AST]:
     """Statements of files other than the script that cannot run: `if __name__ == "__main__"`, and functions of a
     module whose name nothing else mentions, neither as a name nor in a string, where nothing looks names up that it
-    computes. Nothing where the script is not known.
+    computes. Nothing where the script is not known, or a file may start another one in its own process.
     """
-    if script is None:
+    if script is None or any(_starts_another(source) for source in sources):
         return frozenset()
     others = [source for source in sources if source.path != script]
     dead: set[ast.AST] = {s for source in others for s in source.tree.body if _starts(s)}
@@ -60,6 +60,16 @@ def _looks_up(source: Source, module: Source) -> bool:
 
 def _is_module(source: Source, node: ast.expr, stem: str) -> bool:
     return (source.qualified(node) or "").rpartition(".")[2] == stem
+
+
+def _starts_another(source: Source) -> bool:
+    """Whether a file may run another one as `__main__`: by `runpy`, or by `exec` of its text."""
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Name) and node.id == "exec":
+            return True
+        if isinstance(node, (ast.Name, ast.Attribute)) and (source.qualified(node) or "").startswith("runpy."):
+            return True
+    return False
 
 
 def _starts(statement: ast.stmt) -> bool:

@@ -80,3 +80,15 @@ def test_names_that_are_looked_up_in_a_library() -> None:
         Source("models.py", "def __getattr__(n):\n    pass\n\n\ndef other():\n    pass\n"),
     )
     assert [getattr(node, "name", None) for node in unreached(sources, "train.py")] == ["other"]
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "import runpy\nrunpy.run_path('model.py', run_name='__main__')\n",
+        "from runpy import run_module as start\nstart('model', run_name='__main__')\n",
+        "exec(compile(open('model.py').read(), 'model.py', 'exec'))\n",
+    ],
+)
+def test_a_launcher_starts_another_file(script: str) -> None:
+    assert not names(script)
