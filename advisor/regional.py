@@ -337,7 +337,8 @@ def _binds(function: ast.AST, name: str) -> bool:
 def obstacle(ctx: Context, graph: Graph) -> tuple[Span | None, str] | None:
     """What in the files or in the recorded graph forbids to compile its model, with its place; else None.
 
-    Code that does not run when the script is started, such as another script beside it, forbids nothing.
+    A statement that does not run when the script is started, such as those of another script beside it, forbids
+    nothing; derivatives of derivatives and what transforms functions forbid it wherever they stand.
     """
     if ctx.calls("torch.compile") or ctx.profile.breaks or ctx.profile.recompiled or "compiled" in ctx.profile.missing:
         return None, "the script compiles already"

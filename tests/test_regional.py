@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from advisor import codemod, regional
+from advisor.errors import SourceError
 from advisor.model import Environment, Graph, Hardware, LoopCall, Node, Operators, Profile, Ref, Span
 from advisor.rule import Context
 from advisor.source import Source
@@ -465,6 +466,34 @@ def test_what_forbids_to_compile(line: str, reason: str) -> None:
 def test_what_does_not_forbid_it(line: str) -> None:
     ctx = context("import re\n" + HEAD + "model = Net()\n" + line + LOOP, blocks())
     assert regional.obstacle(ctx, ctx.graphs[0]) is None
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("def main():\n    torch.compile(Net())\n\nif __name__ == '__main__':\n    main()\n", None),
+        ("if __name__ == '__main__':\n    torch.save(model, 'model.pt')\n", None),
+        ("torch.compile(Net())\n", "compiler of its own"),
+        ("def loss_of(model):\n    return torch.compile(model)\n\nlosses = [loss_of]\n", "compiler of its own"),
+        ("def main():\n    torch.autograd.grad(loss, params, create_graph=True)\n", "differentiates gradients again"),
+    ],
+)
+def test_another_script_that_imports_the_model(line: str, reason: str | None) -> None:
+    ctx = context("from net import Net\n" + HEAD + "model = Net()\n" + LOOP, blocks())
+    texts = {
+        "train.py": ctx.read("train.py").text,
+        "net.py": "class Net:\n    pass\n",
+        "other.py": f"import torch\nfrom train import Net\n\n{line}",
+    }
+    files = {path: Source(path, text) for path, text in texts.items()}
+
+    def read(path: str) -> Source:
+        if path not in files:
+            raise SourceError(f"there is no {path}")
+        return files[path]
+
+    found = regional.obstacle(replace(ctx, read=read, files_in=lambda _: tuple(files)), ctx.graphs[0])
+    assert found is None if reason is None else found is not None and reason in found[1]
 
 
 def test_random_draws_and_dropout_that_drops() -> None:

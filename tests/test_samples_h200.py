@@ -103,6 +103,16 @@ def test_two_processes_reduce_in_every_micro_step() -> None:
     assert 0 < saved_us < found["estimate_us"][1]
 
 
+def test_the_readme_quotes_what_compiling_brought() -> None:
+    said = json.loads((SAMPLES / "nano_gpt/h200/compiled.json").read_text(encoding="utf-8"))
+    text = " ".join((SAMPLES / "nano_gpt/README.md").read_text(encoding="utf-8").split())
+    blocks, whole = (trial["timing"] for trial in said["trials"])
+    low, high = blocks["interval"]
+    assert (said["outcome"], blocks["quads"], whole["quads"]) == ("inconclusive", 6, 1)
+    assert f"{blocks['speedup']:.3f}x ({low:.3f}x to {high:.3f}x)" in text
+    assert f"as a whole against that, {whole['speedup']:.3f}x" in text
+
+
 @pytest.mark.parametrize(
     "sample",
     ["tiny_launch_bound", "resnet_loader", "accum_sync", "vision_habits", "nano_gpt/h200/fp32", "nano_gpt/h200/float8"],
