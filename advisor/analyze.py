@@ -82,8 +82,8 @@ def analyze(
         "casts_us": cast_times(*recorded),
         "memory_calls": trace.memory_calls,
     }
-    facts = {**profile.facts, **copies, **_guards(trace, pace), "notes": (*notes, *cuts)}
-    return replace(profile, regions=regions, facts=facts)
+    facts = {**profile.facts, **copies, **_guards(trace, pace)}
+    return replace(profile, regions=regions, facts=facts, notes=(*notes, *cuts))
 
 
 def _guards(trace: Recorded, pace: float) -> dict[str, float]:
@@ -251,7 +251,7 @@ def _with_utilisation(
         use = replace(use, model_flops_per_step=count.total)
     else:
         use = replace(_utilisation(count, machine, wall_us / 1e6, reference), busy=use.busy)
-    facts = {"model_flops_by_dtype": count.model, "executed_flops_per_step": count.executed}
+    facts = {"model_flops_by_dtype": count.model}
     return replace(profile, utilisation=use, missing=missing, facts={**profile.facts, **facts})
 
 

@@ -460,6 +460,7 @@ class Profile:
     losses: tuple[float, ...] = ()
     peak_bytes: int | None = None
     linked_share: float | None = None
+    notes: tuple[str, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
     missing: Mapping[str, str] = field(default_factory=dict)
 
@@ -857,6 +858,7 @@ class Report:
     missing: Mapping[str, str]
     rule_errors: tuple[str, ...] = ()
     single_counters: tuple[SingleCounters, ...] = ()
+    notes: tuple[str, ...] = ()  # how figures came about: times that are scaled, rows left out
 
 
 # --------------------------------------------------------------------------------------------------------------- check

@@ -97,6 +97,7 @@ def report_of(results: Results) -> Report:
         stage_seconds=results.seconds,
         linked_share=profile.linked_share,
         missing=profile.missing,
+        notes=profile.notes,
         rule_errors=tuple(str(error) for error in results.errors),
     )
 

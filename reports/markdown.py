@@ -114,6 +114,8 @@ def _details(report: Report) -> Iterator[Block]:
     if report.missing:
         reasons = [f"{name}: {reason}" for name, reason in sorted(report.missing.items())]
         yield _folded("what is not known", 35, "Not known", parts.bullets(reasons, 40))
+    if report.notes:
+        yield _folded("notes on the figures", 33, "Notes on the figures", parts.bullets(report.notes, 40))
 
 
 def _folded(name: str, weight: int, title: str, body: str) -> Block:

@@ -48,8 +48,8 @@ def test_a_slowed_host_is_scaled_to_the_unprofiled_step(tiny: Profile) -> None:
     slow = tiny_profile(trace, annotated, step_us=(mean * 2,))
     fast = tiny_profile(trace, annotated, step_us=(mean / 2,))
     assert sum(c.total_us for c in fast.costs) == pytest.approx(0.5 * sum(c.total_us for c in slow.costs))
-    assert any("scaled by 0.50, because" in note for note in fast.facts["notes"])
-    assert not any("scaled" in note for note in slow.facts["notes"])
+    assert any("scaled by 0.50, because" in note for note in fast.notes)
+    assert not any("scaled" in note for note in slow.notes)
     assert fast.steps == slow.steps
     check_invariants(fast)
 

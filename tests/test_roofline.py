@@ -73,7 +73,7 @@ def test_a_floor_above_the_measured_time_is_cut_with_a_note(tmp_path: Path) -> N
     profile = analyze(blank(slow, step_us=(1000.0,)), made(tmp_path, gpu_step()), reference_peak=None)
     (region,) = profile.regions
     assert region.floor_us == region.measured_us and region.recoverable_us == 0
-    (note,) = profile.facts["notes"]
+    (note,) = profile.notes
     assert note.startswith("matmul: measured at 800 us per step, less than the floor of 5369 us")
     assert note.endswith("or leaves out part of the counted operations")  # bound by arithmetic, no word of caches
 

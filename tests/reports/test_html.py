@@ -144,3 +144,10 @@ def test_figures_that_no_machine_has(report: Report) -> None:
 def test_a_page_made_from_the_document_is_the_same(report: Report, bare: Report) -> None:
     for each in (report, bare):
         assert render_html(from_document(to_document(each))) == render_html(each)
+
+
+def test_how_figures_came_about_is_said(report: Report) -> None:
+    said = "operator times are scaled by 0.50 <i>, because the profiler slows the CPU"
+    text = render_html(dataclasses.replace(report, notes=(said,)))
+    assert said in Page(text).text() and said not in text
+    assert "Notes on the figures" not in render_html(dataclasses.replace(report, notes=()))
