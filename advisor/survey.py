@@ -14,13 +14,13 @@ from pathlib import Path
 
 from advisor.columns.table import Table
 from advisor.errors import AdvisorError, UsageError
-from advisor.helpers import received, share
 from advisor.ingest.reader import cores, read_table
 from advisor.ingest.store import KEEP_FROM_BYTES, Store
 from advisor.ingest.store import default_folder as cache_folder
 from advisor.measured import FileProfile, Survey
 from advisor.metrics.ranks import RankInput, ranks
 from advisor.rundir import REQUEST, TRACE
+from advisor.workers import received, share
 
 __all__ = ["Options", "analyze_file", "cache_folder", "survey"]
 

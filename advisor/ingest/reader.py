@@ -11,17 +11,17 @@ from typing import NamedTuple
 
 from advisor.columns.table import Table
 from advisor.errors import ArtifactError
-from advisor.helpers import share
 from advisor.ingest.assemble import assemble
 from advisor.ingest.decode import Decoder, Part, decode
 from advisor.ingest.events import Events
 from advisor.ingest.stream import Stream
+from advisor.workers import share
 
 HELPERS_FROM_BYTES = 24 << 20  # stored size from which starting helpers pays
 GZIP_HELPERS_FROM_BYTES = 3 << 20
 KEPT_BYTES = 112 << 20  # of columns and texts; a trace of 1 GB takes 50 MiB
 MOST_HELPERS = 8  # one process feeds them, and inflates
-MODULE = "advisor.ingest.helper"
+MODULE = "advisor.ingest.worker"
 
 
 def read_table(path: Path, workers: int | None = None) -> Table:

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from tables import Event, differences, some_events, table_of
 
-from advisor import helpers
+from advisor import workers
 from advisor.columns.table import Table
 from advisor.errors import ArtifactError
 from advisor.ingest import reader, stream
@@ -119,8 +119,8 @@ def test_objects_in_arguments_that_look_like_events(tmp_path: Path, monkeypatch:
     path = stored(tmp_path / "t.json", json.dumps(events))
     for size in (100, 1000, 4000):
         monkeypatch.setattr(stream, "BLOCK_BYTES", size)
-        for workers in (1, 2)[: 1 + (size == 4000)]:
-            assert differences(expected, read_table(path, workers)) == []
+        for count in (1, 2)[: 1 + (size == 4000)]:
+            assert differences(expected, read_table(path, count)) == []
 
 
 def test_a_second_list_of_events(tmp_path: Path) -> None:
@@ -330,7 +330,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[bytes]]:
         found.append(start(*args, **kwargs))
         return found[-1]
 
-    monkeypatch.setattr(helpers.subprocess, "Popen", starting)
+    monkeypatch.setattr(workers.subprocess, "Popen", starting)
     return found
 
 
@@ -352,14 +352,14 @@ def test_a_killed_helper(started: list[subprocess.Popen[bytes]], when: int) -> N
 
     began = time.monotonic()
     with pytest.raises(ArtifactError, match=r"ended with status -9: where memory is short, use --workers 1"):
-        helpers.share("advisor.ingest.helper", pieces(), 2, str(1 << 30), "")
+        workers.share("advisor.ingest.worker", pieces(), 2, str(1 << 30), "")
     assert time.monotonic() - began < 30
     assert len(started) == 2 and ended(started)
 
 
 def test_a_helper_that_fails(started: list[subprocess.Popen[bytes]], capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ArtifactError, match="ended with status 1"):
-        helpers.share("advisor.no_such_module", iter([PIECE] * 50), 2)
+        workers.share("advisor.no_such_module", iter([PIECE] * 50), 2)
     assert ended(started) and "No module named advisor.no_such_module" in capfd.readouterr().err
 
 
@@ -370,21 +370,21 @@ def test_an_error_while_pieces_are_made(started: list[subprocess.Popen[bytes]], 
         raise error
 
     with pytest.raises(type(error)):
-        helpers.share("advisor.ingest.helper", pieces(), 2, str(1 << 30), "")
+        workers.share("advisor.ingest.worker", pieces(), 2, str(1 << 30), "")
     assert len(started) == 2 and ended(started)
 
 
 def test_no_process_to_be_had(monkeypatch: pytest.MonkeyPatch, started: list[subprocess.Popen[bytes]]) -> None:
-    start = helpers.subprocess.Popen
+    start = workers.subprocess.Popen
 
     def refuse(*args: Any, **kwargs: Any) -> subprocess.Popen[bytes]:
         if started:
             raise BlockingIOError(11, "Resource temporarily unavailable")
         return start(*args, **kwargs)
 
-    monkeypatch.setattr(helpers.subprocess, "Popen", refuse)
+    monkeypatch.setattr(workers.subprocess, "Popen", refuse)
     with pytest.raises(ArtifactError, match=r"can be started \(Resource temporarily unavailable\): use --workers 1"):
-        helpers.share("advisor.ingest.helper", iter([PIECE]), 3, str(1 << 30), "")
+        workers.share("advisor.ingest.worker", iter([PIECE]), 3, str(1 << 30), "")
     assert len(started) == 1 and ended(started)
 
 

@@ -27,41 +27,41 @@ def share(module: str, pieces: Iterable[bytes], count: int, *arguments: str) -> 
 
     Raises ArtifactError when one of them was killed, which is what a lack of memory looks like.
     """
-    helpers: list[_Helper] = []
+    workers: list[_Worker] = []
     try:
         for _ in range(count):
-            helpers.append(_Helper(module, arguments))
-        _deal(helpers, pieces)
+            workers.append(_Worker(module, arguments))
+        _deal(workers, pieces)
     except BaseException:
-        for helper in helpers:
-            helper.kill()
+        for worker in workers:
+            worker.kill()
         raise
     finally:
-        for helper in helpers:
-            helper.close()
-    return [helper.answer() for helper in helpers]
+        for worker in workers:
+            worker.close()
+    return [worker.answer() for worker in workers]
 
 
-def _deal(helpers: Sequence[_Helper], pieces: Iterable[bytes]) -> None:
-    waiting: queue.Queue[bytes | None] = queue.Queue(maxsize=len(helpers))
-    threads = [threading.Thread(target=helper.serve, args=(waiting,), daemon=True) for helper in helpers]
+def _deal(workers: Sequence[_Worker], pieces: Iterable[bytes]) -> None:
+    waiting: queue.Queue[bytes | None] = queue.Queue(maxsize=len(workers))
+    threads = [threading.Thread(target=worker.serve, args=(waiting,), daemon=True) for worker in workers]
     for thread in threads:
         thread.start()
     try:
         for piece in pieces:
             waiting.put(piece)
     except BaseException:
-        for helper in helpers:
-            helper.kill()  # what it has heard is of no use any more
+        for worker in workers:
+            worker.kill()  # what it has heard is of no use any more
         raise
     finally:
-        for _ in helpers:
+        for _ in workers:
             waiting.put(None)
         for thread in threads:
             thread.join()
 
 
-class _Helper:
+class _Worker:
     def __init__(self, module: str, arguments: Sequence[str]) -> None:
         # The search path of this process: `python -m` alone would put the working folder first, whose files may bear
         # the names of modules.

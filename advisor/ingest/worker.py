@@ -1,4 +1,4 @@
-"""What a process does that decodes chunks for another one (`python -m advisor.ingest.helper LIMIT EXACT`).
+"""What a process does that decodes chunks for another one (`python -m advisor.ingest.worker LIMIT EXACT`).
 
 It imports no array library: it starts in a few hundredths of a second.
 """
@@ -9,8 +9,8 @@ import gc
 import pickle
 import sys
 
-from advisor.helpers import received
 from advisor.ingest.decode import Decoder, decode
+from advisor.workers import received
 
 
 def main(limit: str, exact: str) -> None:
