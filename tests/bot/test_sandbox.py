@@ -202,8 +202,12 @@ def test_nothing_outlives_the_bot(kind: str, number: signal.Signals, folder: Pat
     command = [sys.executable, "-c", DRIVER, kind, str(out)]
     environment = dict(os.environ) | {"TMPDIR": str(folder)}  # where a killed bot leaves its temporary folder
     with subprocess.Popen(command, stderr=subprocess.DEVNULL, env=environment) as process:
-        assert eventually((out / "up").exists) and locked(out / "held")
-        process.send_signal(number)
+        try:
+            assert eventually((out / "up").exists) and locked(out / "held")
+            process.send_signal(number)
+            assert process.wait(60) != 0
+        finally:
+            process.kill()
     assert eventually(lambda: not locked(out / "held"))
 
 
