@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from examiner import GRAPH_RULES, Answer, Entry
 
 Losses = list[tuple[float, float]]  # of every backward pass: the loss, and the norm of the gradient
+Original = Callable[[str], "Losses | str"]  # what the script itself trains with in a dtype
 REPLAY = Path(__file__).with_name("replay.py")
 SAME = "same losses"
 TOLERANCE = 1e-5
@@ -27,12 +30,18 @@ def apply_all(script: Path, answer: Answer, interpreter: str | None = None) -> l
     rewritten = [entry for entry in answer.findings if entry.diff and entry.rule in GRAPH_RULES]
     if not rewritten:
         return []
-    before = losses(script, interpreter)
+    before = original(script, interpreter)
     return [(entry, apply(script, entry, before, interpreter)) for entry in rewritten]
 
 
-def apply(script: Path, entry: Entry, before: Losses | str, interpreter: str | None = None) -> str:
+def original(script: Path, interpreter: str | None = None) -> Original:
+    """The losses of a script as it is, which is run once in each dtype that is asked for."""
+    return functools.cache(lambda dtype: losses(script, interpreter, dtype))
+
+
+def apply(script: Path, entry: Entry, unedited: Original, interpreter: str | None = None) -> str:
     """Apply one rewrite to a copy of the script's folder and train there."""
+    before = unedited("float32")
     if isinstance(before, str):
         return f"the script itself: {before}"
     with tempfile.TemporaryDirectory() as folder:
@@ -48,7 +57,7 @@ def apply(script: Path, entry: Entry, before: Losses | str, interpreter: str | N
             return f"{len(before)} losses became {len(after)}"
         worst = _difference(after, before)
         if not worst <= TOLERANCE:
-            after, before = (losses(path, interpreter, "float64") for path in (root / script.name, script))
+            after, before = losses(root / script.name, interpreter, "float64"), unedited("float64")
             if isinstance(after, list) and isinstance(before, list):
                 worst = _difference(after, before)
     return SAME if worst <= TOLERANCE else f"losses or gradients differ by up to {worst:.1e} of themselves"

@@ -6,7 +6,7 @@ import difflib
 from pathlib import Path
 
 import pytest
-from applying import SAME, Losses, apply, apply_all, losses
+from applying import SAME, Original, apply, apply_all, original
 from examiner import Answer, Entry
 
 pytest.importorskip("torch")
@@ -48,10 +48,10 @@ def rewritten(new: str) -> Entry:
 
 
 @pytest.fixture(scope="module")
-def before(tmp_path_factory: pytest.TempPathFactory) -> Losses | str:
+def before(tmp_path_factory: pytest.TempPathFactory) -> Original:
     path = tmp_path_factory.mktemp("before") / "train.py"
     path.write_text(SCRIPT, encoding="utf-8")
-    return losses(path)
+    return original(path)
 
 
 @pytest.fixture
@@ -75,11 +75,11 @@ def test_a_right_rewrite_trains_with_the_same_losses(script: Path) -> None:
         "F.scaled_dot_product_attention(q, k, v.detach())",
     ],
 )
-def test_a_wrong_rewrite_is_told(script: Path, before: Losses, new: str) -> None:
+def test_a_wrong_rewrite_is_told(script: Path, before: Original, new: str) -> None:
     assert apply(script, rewritten(new), before).startswith("losses or gradients differ")
 
 
-def test_what_breaks_is_told(script: Path, before: Losses) -> None:
+def test_what_breaks_is_told(script: Path, before: Original) -> None:
     assert apply(script, rewritten("nothing_of_this_name"), before).startswith("after the rewrite: ")
     elsewhere = rewritten("v")
     script.write_text(SCRIPT.replace("@", "#"), encoding="utf-8")
