@@ -110,9 +110,19 @@ def test_lightning_module(tmp_path: Path) -> None:
     assert all(loss > 0 for loss in captured.facts.losses)
 
 
-def test_kernel_bench_form(tmp_path: Path) -> None:
-    captured = capture(scripts.KERNEL_BENCH, tmp_path)
-    assert any(node.target.endswith("relu") for node in captured.graphs[0].nodes)
+@pytest.fixture(scope="module")
+def kernel_bench(tmp_path_factory: pytest.TempPathFactory) -> Captured:
+    return capture(scripts.KERNEL_BENCH, tmp_path_factory.mktemp("kernel_bench"))
+
+
+def test_kernel_bench_form(kernel_bench: Captured) -> None:
+    assert any(node.target.endswith("relu") for node in kernel_bench.graphs[0].nodes)
+
+
+def test_nothing_recorded_names_the_folder_of_the_user(kernel_bench: Captured) -> None:
+    folder = kernel_bench.folder
+    for name in ("graph.json", "probe.json"):
+        assert str(folder) not in (folder / "out" / name).read_text(encoding="utf-8")
 
 
 def test_entry_function(tmp_path: Path) -> None:
@@ -147,12 +157,6 @@ def test_a_failing_annotated_step_loses_the_graph_only(tmp_path: Path) -> None:
         assert child.status()["status"] == "stopped"
     assert (tmp_path / "out" / "trace.json.gz").is_file()
     assert "annotated run raised" in read_probe(tmp_path / "out" / "probe.json", tmp_path).missing["graph"]
-
-
-def test_nothing_recorded_names_the_folder_of_the_user(tmp_path: Path) -> None:
-    capture(scripts.KERNEL_BENCH, tmp_path)
-    for name in ("graph.json", "probe.json"):
-        assert str(tmp_path) not in (tmp_path / "out" / name).read_text(encoding="utf-8")
 
 
 def test_steps_that_only_draw_a_schedule_are_none(tmp_path: Path) -> None:
