@@ -31,7 +31,7 @@ from advisor.patterns.callsites import differentiates_twice
 from advisor.roofline import BYTES, optimizer_bytes
 from advisor.source import Source, importing, with_imported
 from advisor.usercode.places import is_own
-from advisor.usercode.trainingloop import TrainingLoop, loop_of
+from advisor.usercode.trainingloop import TrainingLoop, loops_around
 
 # ------------------------------------------------------------------------------------------------------------- examples
 
@@ -186,9 +186,19 @@ class Context:
 
     @cached_property
     def loops(self) -> tuple[TrainingLoop, ...]:
-        """The loops of the user's that an optimizer step was made from, each once."""
-        found = [loop_of(call, self.read, self.sources) for call in self.calls("optimizer.step")]
-        known = {(loop.source.path, loop.node.lineno): loop for loop in found if loop is not None}
+        """The loops of the user's that an optimizer step was made from, each once.
+
+        One over several optimizers, `for one in optimizers: one.step()`, is none of them: a loop that trains holds a
+        backward pass too, where any around the step does.
+        """
+        backward = [frame for call in self.calls("backward") for frame in call.frames]
+        known: dict[tuple[str, int], TrainingLoop] = {}
+        for call in self.calls("optimizer.step"):
+            around = list(loops_around(call, self.read, self.sources))
+            trains = (loop for loop in around if any(loop.holds(frame) for frame in backward))
+            loop = next(trains, around[0] if around else None)
+            if loop is not None:
+                known[(loop.source.path, loop.node.lineno)] = loop
         return tuple(known[key] for key in sorted(known))
 
     @property

@@ -11,6 +11,9 @@ from advisor.source import Source
 from advisor.usercode.places import is_own
 
 Loop = ast.For | ast.AsyncFor | ast.While
+COMMON = frozenset(
+    "backward close cpu cuda detach eval forward item step to train update zero_grad".split()
+)  # of torch
 DEPTH = 3  # calls of the user's own functions that are followed one into the other
 
 
@@ -55,7 +58,7 @@ class TrainingLoop:
         return next((frame for frame in call.frames if self.holds(frame)), None)
 
     def reached(self) -> Iterator[Reached]:
-        """Every call of an iteration, those in the user's own functions that it calls by name included."""
+        """Every call of an iteration, those in the user's own functions and methods that it calls included."""
         for call in _calls(self.node.body):
             yield Reached(self.source, call, call)
             yield from self._inside(self.source, call, call, ())
@@ -84,7 +87,15 @@ class TrainingLoop:
             yield from self._inside(where, inner, at, (*around, function))
 
     def _function(self, source: Source, call: ast.Call) -> tuple[Source, ast.FunctionDef] | None:
-        """The one function of the user's that a call by a plain name calls."""
+        """The one function of the user's that a call by a plain name calls, or the one method of its name in the file.
+
+        A name that objects of torch have too, `step`, says too little.
+        """
+        if isinstance(call.func, ast.Attribute):
+            called = call.func.attr
+            methods = [n for n in ast.walk(source.tree) if isinstance(n, ast.FunctionDef) and n.name == called]
+            one = len(methods) == 1 and isinstance(source.parents[methods[0]], ast.ClassDef) and called not in COMMON
+            return (source, methods[0]) if one and source.qualified(call.func) is None else None
         if not isinstance(call.func, ast.Name):
             return None
         name = call.func.id
@@ -101,14 +112,21 @@ class TrainingLoop:
 
 def loop_of(call: LoopCall, read: Callable[[str], Source], others: Sequence[Source] = ()) -> TrainingLoop | None:
     """The innermost loop of the user's that a call was made from, also through functions; None where there is none."""
+    return next(loops_around(call, read, others), None)
+
+
+def loops_around(
+    call: LoopCall, read: Callable[[str], Source], others: Sequence[Source] = ()
+) -> Iterator[TrainingLoop]:
+    """The loops of the user's that a call was made from, also through functions, innermost first."""
     for frame in reversed(call.frames):
         if not is_own(frame):
             continue
         source = read(frame.path)
         loop = enclosing_loop(source, frame)
-        if loop is not None:
-            return TrainingLoop(source, loop, frame, tuple(others))
-    return None
+        while loop is not None:
+            yield TrainingLoop(source, loop, frame, tuple(others))
+            loop = _around(source, loop)
 
 
 def enclosing_loop(source: Source, span: Span) -> Loop | None:
@@ -122,6 +140,16 @@ def enclosing_loop(source: Source, span: Span) -> Loop | None:
         if inside and (found is None or node.lineno > found.lineno):
             found = node
     return found
+
+
+def _around(source: Source, loop: Loop) -> Loop | None:
+    """The next loop around a loop, within its function."""
+    node = source.parents.get(loop)
+    while node is not None and not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        if isinstance(node, (ast.For, ast.AsyncFor, ast.While)):
+            return node
+        node = source.parents.get(node)
+    return None
 
 
 def _calls(body: Sequence[ast.stmt]) -> Iterator[ast.Call]:

@@ -7,7 +7,7 @@ import pytest
 from advisor import blocks, codemod
 from advisor.model import LoopCall, Span
 from advisor.source import Source
-from advisor.usercode.trainingloop import TrainingLoop, loop_of
+from advisor.usercode.trainingloop import TrainingLoop, loop_of, loops_around
 
 TEXT = """\
 import torch
@@ -51,6 +51,20 @@ def test_the_innermost_loop_of_the_innermost_function_that_has_one() -> None:
     assert found is not None
     assert found.node.lineno == 12
     assert loop(23) is None
+
+
+def test_a_method_is_followed_where_its_name_is_the_only_one() -> None:
+    text = "import torch\n\n\nclass Timer:\n    def tick(self):\n        torch.cuda.synchronize()\n\n\n"
+    text += "for x in data:\n    opt.step()\n    timer.tick()\n    torch.tick()\n"
+    for more, expected in (("", [11]), ("class Other:\n    def tick(self):\n        pass\n", [])):
+        found = loop_of(step_at(10), {"main.py": Source("main.py", text + more)}.__getitem__)
+        assert found is not None
+        assert [r.at.lineno for r in found.reached() if r.name == "torch.cuda.synchronize"] == expected
+
+
+def test_the_loops_around_innermost_first() -> None:
+    around = loops_around(step_at(23, 14), {"main.py": MAIN}.__getitem__)
+    assert [found.node.lineno for found in around] == [12, 11]
 
 
 def test_an_iterable_is_no_part_of_its_loop() -> None:
