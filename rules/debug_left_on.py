@@ -33,6 +33,7 @@ from collections.abc import Iterator
 
 from advisor import blocks, codemod
 from advisor.model import Decline, Evidence, Finding, LoopCall, Rewrite, Safety, Span
+from advisor.patterns.hostreads import seldom_reached
 from advisor.rule import ON_A_GPU, Context, Example, Rule, step
 from advisor.source import Source
 from advisor.usercode.trainingloop import TrainingLoop
@@ -154,7 +155,7 @@ class DebugLeftOn(Rule):
     def _unmeasured(self, loop: TrainingLoop) -> Iterator[Decline]:
         """On a machine without a GPU: where the loop holds one of these in every step."""
         for found in loop.reached():
-            if found.name in (FLUSH, WAIT) and not loop.conditions(found.at):
+            if found.name in (FLUSH, WAIT) and _every_step(loop, found.at):
                 yield self.decline(loop.source.span(found.at), ON_A_GPU, needs=("gpu",))
 
     def _in_loop(self, ctx: Context, loop: TrainingLoop, call: LoopCall, place: Span) -> Finding | Decline:
@@ -205,6 +206,16 @@ class DebugLeftOn(Rule):
         except codemod.CannotEdit as error:
             return self.decline(finding.span, f"the line cannot be taken out: {error}")
         return self.edit(finding, f"remove {name or 'anomaly detection'}", edits)
+
+
+def _every_step(loop: TrainingLoop, node: ast.AST) -> bool:
+    """Whether every step on a GPU reaches a place: under no condition but one on the device or that of the optimizer's
+    step, of accumulated gradients, say."""
+    for condition in loop.conditions(node):
+        first, last = condition.lineno, condition.end_lineno or condition.lineno
+        if not first <= loop.inside.line <= last and "cuda" not in ast.unparse(condition.test):
+            return False
+    return not seldom_reached(loop.source, node, loop.node, loop.inside.line)
 
 
 def _is_true(value: ast.expr) -> bool:

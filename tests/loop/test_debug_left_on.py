@@ -13,7 +13,7 @@ from verdicts import improved
 
 from advisor import registry, testing
 from advisor.model import Decline, Finding, Rewrite
-from advisor.rule import step
+from advisor.rule import ON_A_GPU, step
 
 RULE = registry.load()[0]["debug-left-on"].rule
 FLUSH, WAIT = "torch.cuda.empty_cache", "torch.cuda.synchronize"
@@ -52,6 +52,25 @@ def test_what_stands_outside_the_loop_is_not_spoken_of(tmp_path: Path) -> None:
     text = HEAD.replace("{body}", "torch.cuda.synchronize()") + "wait()\ntorch.cuda.empty_cache()\n"
     assert said(text, tmp_path, calls={WAIT: (1, 9_000), FLUSH: (1, 9_000)}, busy=0.5) == []
     assert said(text, tmp_path, calls={WAIT: (0, 0), FLUSH: (0, 0)}, device="cpu") == []
+
+
+def test_on_a_cpu_what_every_step_reaches_is_spoken_of(tmp_path: Path) -> None:
+    """A condition on the device, or the one of the optimizer's step, leaves it in every step."""
+    loop = "import torch\n\nfor step in range(9):\n    loss.backward()\n"
+    stepping = loop + "    if step % 2 == 0:\n        opt.step()\n"
+    device = "    if torch.cuda.is_available():\n        torch.cuda.synchronize()\n"
+    for text in (stepping + "        torch.cuda.empty_cache()\n", loop + "    opt.step()\n" + device):
+        assert reasons(text, tmp_path, calls={FLUSH: (0, 0)}, device="cpu") == [ON_A_GPU]
+    for condition in ("step % 100 == 0", "args.tidy"):
+        text = loop + f"    opt.step()\n    if {condition}:\n        torch.cuda.empty_cache()\n"
+        assert said(text, tmp_path, calls={FLUSH: (0, 0)}, device="cpu") == []
+
+
+def test_a_loop_over_optimizers_is_not_the_training_loop(tmp_path: Path) -> None:
+    text = "import torch\n\nfor step in range(9):\n    loss.backward()\n    for one in opts:\n        one.step()\n"
+    text += "    torch.cuda.empty_cache()\n"
+    (found,) = said(text, tmp_path, calls={FLUSH: (1, 800)})
+    assert isinstance(found, Rewrite)
 
 
 def test_a_context_manager_is_told_and_stays(tmp_path: Path) -> None:
