@@ -239,7 +239,7 @@ def _is_for_every_column(source: Source, call: ast.Call, data: ast.expr) -> bool
 def _may_be_empty(source: Source, call: ast.Call, data: ast.expr) -> bool:
     """Whether a list without a type may hold nothing: of that torch makes its default type, and NumPy float64.
 
-    The rows that a function is given, all of them, are taken to be some.
+    The rows that a function is given, all of them, are taken to be some; of none, `a, b = zip(*rows)` has no columns.
     """
     name = (source.qualified(call.func) or "").removeprefix("torch.")
     typed = any(k.arg == "dtype" and not _is_none(k.value) for k in call.keywords)
@@ -251,7 +251,9 @@ def _may_be_empty(source: Source, call: ast.Call, data: ast.expr) -> bool:
         if data.generators[0].ifs:
             return True
         data = data.generators[0].iter
-    return not (isinstance(data, ast.Name) and data.id in _parameters(source, call))
+    if not isinstance(data, ast.Name):
+        return True
+    return data.id not in _parameters(source, call) and not _is_column(source, call, data.id)
 
 
 def _parameters(source: Source, node: ast.AST) -> set[str]:
@@ -263,6 +265,25 @@ def _parameters(source: Source, node: ast.AST) -> set[str]:
         return set()
     stored = {n.id for n in ast.walk(parent) if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
     return {a.arg for a in (*parent.args.posonlyargs, *parent.args.args, *parent.args.kwonlyargs)} - stored
+
+
+def _is_column(source: Source, node: ast.AST, name: str) -> bool:
+    """Whether a name of the function around a node is a column and nothing else: `a` of `a, b = zip(*rows)`."""
+    function = source.function_at(node.lineno)  # type: ignore[attr-defined]
+    stores = [] if function is None else [n for n in ast.walk(function) if isinstance(n, ast.Name) and n.id == name]
+    stores = [n for n in stores if not isinstance(n.ctx, ast.Load)]
+    if len(stores) != 1:
+        return False
+    columns = source.parents[stores[0]]
+    statement = source.parents[columns]
+    called = statement.value if isinstance(statement, ast.Assign) else None
+    return (
+        isinstance(columns, (ast.Tuple, ast.List))
+        and isinstance(called, ast.Call)
+        and getattr(called.func, "id", None) == "zip"
+        and len(called.args) == 1
+        and isinstance(called.args[0], ast.Starred)
+    )
 
 
 def _is_none(value: ast.expr) -> bool:

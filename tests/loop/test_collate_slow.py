@@ -71,9 +71,11 @@ for _ in range(200):
 """
 
 
-def answer(call: str, folder: Path, head: str = "import numpy as np\nimport torch\n", **facts: object) -> str | None:
+def answer(
+    call: str, folder: Path, head: str = "import numpy as np\nimport torch\n", begin: str = "", **facts: object
+) -> str | None:
     """The line with the call after the rewrite, or the reason of a decline; None where nothing is said."""
-    text = f"{head}\n\ndef build(rows, keys):\n    return {call}\n"
+    text = f"{head}\n\ndef build(rows, keys):\n    {begin}return {call}\n"
     names = {"torch.tensor", "torch.as_tensor", "torch.FloatTensor", "torch.LongTensor"}
     profile = step(
         10_000, device="cpu", calls=dict.fromkeys(names, (1, 5_000)), called=dict.fromkeys(names, FACTS | facts)
@@ -141,6 +143,15 @@ def test_a_list_that_may_be_empty_needs_a_type(tmp_path: Path) -> None:
     assert answer("torch.tensor([r for r in rows])", tmp_path) == "torch.tensor(np.array([r for r in rows]))"
     assert answer("torch.tensor([rows[0], rows[1]])", tmp_path) == "torch.tensor(np.array([rows[0], rows[1]]))"
     assert answer("torch.FloatTensor(rows.boxes)", tmp_path) == "torch.FloatTensor(np.array(rows.boxes))"
+
+
+def test_columns_that_a_zip_was_unpacked_into_hold_something(tmp_path: Path) -> None:
+    """Of no rows there are no two columns to unpack."""
+    begin = "xs, ys = zip(*rows.kept)\n    "
+    assert answer("torch.tensor(xs)", tmp_path, begin=begin) == "torch.tensor(np.array(xs))"
+    reason = "without dtype, an empty list and an empty array differ: give it dtype"
+    for other in ("xs = list(zip(*rows.kept))\n    ", "xs, ys = zip(rows.a, rows.b)\n    ", f"{begin}xs = []\n    "):
+        assert answer("torch.tensor(xs)", tmp_path, begin=other) == reason
 
 
 @pytest.mark.parametrize("result", ["float16", "bfloat16", "float32", "float64", "int64", "bool"])
