@@ -136,15 +136,23 @@ def _scaled(cost: NodeCost, pace: float) -> NodeCost:
 
 
 def _timed(uses: Sequence[OptimizerUse], measured: Measured, pace: float, idle_pace: float) -> tuple[OptimizerUse, ...]:
-    """Optimizers with their time per step; two of one class cannot be told apart and stay without."""
-    kinds = [use.kind.rpartition(".")[2] for use in uses]
+    """Optimizers with their time per step.
+
+    A trace names the class alone: several of one class share its time by the elements that they update, and what the
+    device waits for by their tensors. One that made no step has none.
+    """
     times, idle = measured.optimizer_us, measured.optimizer_idle_us
-    return tuple(
-        replace(use, step_us=times[kind] * pace, idle_us=idle.get(kind, 0.0) * idle_pace)
-        if kind in times and kinds.count(kind) == 1
-        else use
-        for use, kind in zip(uses, kinds, strict=True)
-    )
+    found: list[OptimizerUse] = []
+    for use in uses:
+        kind = use.kind.rpartition(".")[2]
+        alike = [other for other in uses if other.stepped and other.kind.rpartition(".")[2] == kind]
+        if kind in times and use.stepped:
+            elements = use.elements / max(1, sum(other.elements for other in alike)) if len(alike) > 1 else 1.0
+            tensors = use.parameters / max(1, sum(other.parameters for other in alike)) if len(alike) > 1 else 1.0
+            waits = idle.get(kind, 0.0) * idle_pace * tensors
+            use = replace(use, step_us=times[kind] * pace * elements, idle_us=waits)
+        found.append(use)
+    return tuple(found)
 
 
 # ---------------------------------------------------------------------------------------------------------------- gate

@@ -351,7 +351,8 @@ class OptimizerUse:
     """An optimizer as it was constructed and what its step costs, in microseconds per step.
 
     `step_us` is the time of its kernels, `idle_us` the time in which the device has nothing to do while the host is in
-    `step`; on a CPU `step_us` is the time in it.
+    `step`; on a CPU `step_us` is the time in it. Where several of one class step, both are shares of what all take.
+    `stepped` tells that it made a step in the run.
     """
 
     span: Span | None
@@ -365,6 +366,7 @@ class OptimizerUse:
     sparse: bool
     overrides_step: bool
     groups: int
+    stepped: bool = True
     step_us: float | None = None
     idle_us: float = 0.0
 

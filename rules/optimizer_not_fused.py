@@ -2,7 +2,8 @@
 
 ## What it does
 Adds `fused=True` where the optimizer is constructed, for the torch optimizers that have a fused kernel (Adam, AdamW,
-SGD, Adagrad), and takes out a `foreach=` that would contradict it.
+SGD, Adagrad), and takes out a `foreach=` that would contradict it. Optimizers that one line makes in a loop are one
+finding; of several of one class, each has the share of their time that it has of the elements they update.
 
 ## Why it costs
 The update of one element reads parameter, gradient and two moments and writes three of them back: 28 bytes in
@@ -25,10 +26,12 @@ NUMERICS: the same update in another rounding order.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ast
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from advisor import codemod
-from advisor.model import Decline, Evidence, Finding, OptimizerUse, Rewrite, Safety
+from advisor.model import Decline, Evidence, Finding, OptimizerUse, Rewrite, Safety, Span
 from advisor.rule import Context, Example, Rule, floor_evidence, step
 from advisor.source import Source
 
@@ -94,7 +97,7 @@ class OptimizerNotFused(Rule):
     )
 
     def match(self, ctx: Context) -> Iterator[Finding | Decline]:
-        for use in ctx.profile.optimizers:
+        for use in _by_place(ctx.profile.optimizers):
             yield self._judge(ctx, use)
 
     def _judge(self, ctx: Context, use: OptimizerUse) -> Finding | Decline:
@@ -136,11 +139,55 @@ class OptimizerNotFused(Rule):
             return self.decline(
                 finding.span, f"{name} is not constructed at this line ({error}): pass fused=True where it is"
             )
-        if name not in text.split("(", 1)[0]:
+        if name not in text.split("(", 1)[0] and not _is_alias(source, finding.span, name):
             return self.decline(
                 finding.span, f"this call does not name {name}: pass fused=True where it is constructed"
             )
         return self.edit(finding, f"fused {name}", [(span, text)])
+
+
+def _is_alias(source: Source, span: Span, name: str) -> bool:
+    """Whether the call at a position is of a name that its file binds once, to the class: `cls = torch.optim.Adam`."""
+    here = (n for n in source.expressions_at(span.line, span.column) if isinstance(n, ast.Call))
+    called = next((n.func.id for n in here if isinstance(n.func, ast.Name)), None)
+    bound = [source.parents[n] for n in ast.walk(source.tree) if _binds(n, called)]
+    value = bound[0].value if len(bound) == 1 and isinstance(bound[0], ast.Assign) else None
+    return (
+        value is not None
+        and (source.qualified(value) or "").startswith("torch.optim.")
+        and ((source.qualified(value) or "").rpartition(".")[2] == name)
+    )
+
+
+def _binds(node: ast.AST, name: str | None) -> bool:
+    if isinstance(node, ast.arg):
+        return node.arg == name
+    return isinstance(node, ast.Name) and node.id == name and not isinstance(node.ctx, ast.Load)
+
+
+def _by_place(uses: Sequence[OptimizerUse]) -> list[OptimizerUse]:
+    """The optimizers of a run, those of one class that one line makes in a loop as one."""
+    places: dict[tuple[object, ...], list[OptimizerUse]] = {}
+    for number, use in enumerate(uses):
+        alone = number if use.span is None or not use.stepped else None
+        places.setdefault((use.span, use.kind, use.overrides_step, alone), []).append(use)
+    return [_together(found) if len(found) > 1 else found[0] for found in places.values()]
+
+
+def _together(uses: Sequence[OptimizerUse]) -> OptimizerUse:
+    """Several optimizers as if they were one."""
+    times = [use.step_us for use in uses if use.step_us is not None]
+    return replace(
+        uses[0],
+        arguments={name: any(use.arguments.get(name) for use in uses) for name in ("fused", "differentiable")},
+        parameters=sum(use.parameters for use in uses),
+        elements=sum(use.elements for use in uses),
+        devices=tuple(sorted({name for use in uses for name in use.devices})),
+        dtypes=tuple(sorted({name for use in uses for name in use.dtypes})),
+        sparse=any(use.sparse for use in uses),
+        step_us=sum(times) if len(times) == len(uses) else None,
+        idle_us=sum(use.idle_us for use in uses),
+    )
 
 
 def _waiting(use: OptimizerUse) -> tuple[Evidence, ...]:
@@ -159,6 +206,8 @@ def _unsuitable(use: OptimizerUse) -> str | None:
             if not use.overrides_step
             else f"{name} overrides step(): the flag would have no effect"
         )
+    if not use.stepped:
+        return "it makes no step in this run"
     if use.arguments.get("fused"):
         return "it is fused already"
     if use.sparse:

@@ -196,6 +196,7 @@ class Hooks:
         self.quiet = False  # see `rest`
         self.flags: dict[str, Any] = {}
         self._lead: Any = None
+        self._stepped: set[int] = set()
         self._backward: Replacement | None = None
         self._rested_at = 0
         self._depth = threading.local()
@@ -384,6 +385,7 @@ class Hooks:
         """A step ends when the optimizer that stepped first steps again; others belong to the same step."""
         if not self.quiet and self._only_draws(optimizer):
             return
+        self._stepped.add(id(optimizer))
         if self._lead is None:
             self._lead = optimizer
         if optimizer is self._lead:
@@ -405,7 +407,10 @@ class Hooks:
 
     def describe_optimizers(self) -> list[dict[str, Any]]:
         """What was seen of each optimizer that exists."""
-        return [_describe_optimizer(record) for record in self.optimizers]
+        return [
+            _describe_optimizer(record) | {"stepped": id(record.optimizer) in self._stepped}
+            for record in self.optimizers
+        ]
 
 
 def _has_gradients(optimizer: Any) -> bool:

@@ -90,6 +90,7 @@ class _Optimizer(msgspec.Struct):
     sparse: bool
     overrides_step: bool
     groups: int
+    stepped: bool = True
 
 
 class _LoopCall(msgspec.Struct):
@@ -252,6 +253,7 @@ def _optimizer(item: _Optimizer, frames: Frames) -> OptimizerUse:
         sparse=item.sparse,
         overrides_step=item.overrides_step,
         groups=item.groups,
+        stepped=item.stepped,
     )
 
 
