@@ -324,7 +324,8 @@ class Loader:
 
     `fetch_us` is the time of one `next()` (equal to the fetch itself without workers). `draws_global_rng` tells that
     fetching consumed a global random stream, so that workers would change the data. `fetched` is where the loop asks
-    for a batch. `facts` of the fetching: {"start_method": "fork", "batch": "list", "batch_bytes": 1024,
+    for a batch, `through` are the positions in the user's code through which it does, outermost first, generators that
+    hand batches on included. `facts` of the fetching: {"start_method": "fork", "batch": "list", "batch_bytes": 1024,
     "batch_devices": ["cpu"], "only_tensors": True, "shared_memory": bytes free there, "fetch_us": a fetch in one
     process, "changed_by_fetch" and "changed_by_loop": the dataset's own values, "late": random numbers are drawn
     between iter() and the first batch, "shards": an iterable dataset asks which worker it runs in,
@@ -343,6 +344,7 @@ class Loader:
     picklable: bool | None = None
     draws_global_rng: bool | None = None
     fetched: Span | None = None
+    through: tuple[Span, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 

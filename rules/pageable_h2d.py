@@ -10,10 +10,11 @@ The driver first copies pageable memory into pinned memory of its own, in the ho
 when the device has come as far as the copy: it cannot launch ahead.
 
 ## When not to
-On a machine without a GPU there is nothing to copy. Only copies of what the loader gave are changed, never one from the
-device to the host: that would be read before it has arrived. A batch that the loop writes into after the copy, and
-objects of classes that are not torch's own, whose `to` may take other arguments, stay as they are. Pinned memory cannot
-be swapped out: `pin_memory` holds a few batches of it.
+On a machine without a GPU there is nothing to copy. Only copies of what the loader gave are changed, also where a
+generator of the files hands its batches on as they are, never one from the device to the host: that would be read
+before it has arrived. A batch that the loop writes into after the copy, and objects of classes that are not torch's
+own, whose `to` may take other arguments, stay as they are. Pinned memory cannot be swapped out: `pin_memory` holds a
+few batches of it.
 
 ## Fix safety
 EXACT: copies stay in the order of the stream; memory that a copy still reads is not handed out again. Bit-identical
@@ -110,8 +111,7 @@ class PageableH2D(Rule):
         for loader in ctx.profile.loaders:
             if loader.fetched is None or set(loader.facts.get("batch_devices", ("cpu",))) != {"cpu"}:
                 continue
-            source = ctx.read(loader.fetched.path)
-            copies = copies_of(source, loader.fetched)
+            source, copies = _copies(ctx, loader, loader.fetched)
             late = [copy for copy in copies if not _says(copy, "non_blocking")]
             pinned = bool(loader.arguments.get("pin_memory"))
             if not copies or (pinned and not late):
@@ -177,6 +177,39 @@ class PageableH2D(Rule):
 
 
 # ---------------------------------------------------------------------------------------------------------- the copies
+
+
+def _copies(ctx: Context, loader: Loader, fetched: Span) -> tuple[Source, list[ast.Call]]:
+    """The calls that move batches and their file: in the loop that asks for them, or where they are handed on to."""
+    source = ctx.read(fetched.path)
+    for place in loader.through[::-1] or (fetched,):
+        source = ctx.read(place.path)
+        found = copies_of(source, place)
+        if found or not _hands_on(source, place):
+            return source, found
+    return source, []
+
+
+def _hands_on(source: Source, fetched: Span) -> bool:
+    """Whether a generator does nothing to the batches that it gets at a place but yield them, one by one."""
+    if any(isinstance(n, ast.YieldFrom) and n.lineno == fetched.line for n in ast.walk(source.tree)):
+        return True
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.For) and fetched.line in (node.lineno, node.iter.lineno):
+            called = node.iter.func if isinstance(node.iter, ast.Call) else None
+            target: ast.expr = node.target
+            if isinstance(target, ast.Tuple) and getattr(called, "id", None) == "enumerate":
+                target = target.elts[-1]
+            return isinstance(target, ast.Name) and _yields(node.body, target.id)
+    return False
+
+
+def _yields(body: Sequence[ast.stmt], name: str) -> bool:
+    """Whether all that some statements yield is what a name got before them."""
+    inner = [n for statement in body for n in ast.walk(statement)]
+    values = [n.value for n in inner if isinstance(n, ast.Yield)]
+    anew = any(isinstance(n, ast.Name) and n.id == name and _is_store(n) for n in inner)
+    return bool(values) and not anew and all(isinstance(v, ast.Name) and v.id == name for v in values)
 
 
 def copies_of(source: Source, fetched: Span) -> list[ast.Call]:

@@ -19,7 +19,7 @@ from torch.utils import data as torch_data
 from torch.utils.data import _utils as loader_parts
 
 from advisor.capture.builds import Builds
-from advisor.capture.hooks import LoaderRecord, caller_span, outermost_tensors, random_states
+from advisor.capture.hooks import LoaderRecord, caller_spans, outermost_tensors, random_states
 from advisor.capture.loaderstate import LoaderState
 
 LOOKS = 3  # fetches of a loader that are looked at
@@ -37,7 +37,9 @@ class Fetches:
         looks = self._seen.setdefault(id(record), _Looks(record))
         looks.count += 1
         record.looked_at = looks.count >= LOOKS
-        record.fetched = record.fetched or caller_span()
+        if record.fetched is None:
+            record.through = caller_spans()
+            record.fetched = record.through[-1] if record.through else None
         drawn, begun = vars(iterator).pop("_advisor_drawn", None), random_states()
         batch = looks.fetch(advance) if record.loader.num_workers == 0 else advance()
         if looks.count == 1:

@@ -101,6 +101,11 @@ def caller_span() -> dict[str, Any] | None:
     return next((user_span(frame) for frame in user_frames(sys._getframe(1))), None)
 
 
+def caller_spans() -> list[dict[str, Any]]:
+    """The positions of the user's frames on the stack, outermost first."""
+    return [user_span(frame) for frame in user_frames(sys._getframe(1))][::-1]
+
+
 def user_frames(frame: Any) -> Iterator[Any]:
     """The user's frames from `frame` outwards, innermost first."""
     while frame is not None:
@@ -156,8 +161,9 @@ class Replacement:
 class LoaderRecord:
     """One DataLoader and the waits for its batches, in seconds, with the step each belonged to.
 
-    `starts` are the waits for the first batch of every pass over it, `fetched` is where the loop asks for a batch, and
-    `facts` are what `Hooks.on_fetch` learns of the fetching, until it says `looked_at`.
+    `starts` are the waits for the first batch of every pass over it, `fetched` is where the loop asks for a batch,
+    `through` are the positions in the user's code through which it does, outermost first, and `facts` are what
+    `Hooks.on_fetch` learns of the fetching, until it says `looked_at`.
     """
 
     span: dict[str, Any] | None
@@ -167,6 +173,7 @@ class LoaderRecord:
     starts: list[tuple[int, float]] = field(default_factory=list)
     draws_global_rng: bool | None = None
     fetched: dict[str, Any] | None = None
+    through: list[dict[str, Any]] = field(default_factory=list)
     looked_at: bool = False
     facts: dict[str, Any] = field(default_factory=dict)
 
@@ -455,6 +462,7 @@ def _describe_loader(record: LoaderRecord, steps: range, others: list[LoaderReco
         "picklable": _start_method(loader) == "fork" or _picklable((loader.dataset, loader.collate_fn)),
         "draws_global_rng": record.draws_global_rng,
         "fetched": record.fetched,
+        "through": record.through,
         "facts": {
             "start_method": _start_method(loader),
             "start_us_per_step": sum(started) / max(len(steps), 1) * 1e6,

@@ -75,6 +75,7 @@ class _Loader(msgspec.Struct):
     picklable: bool | None = None
     draws_global_rng: bool | None = None
     fetched: _Place | None = None
+    through: list[_Place] = []
     facts: dict[str, Any] = {}
 
 
@@ -236,6 +237,7 @@ def _loader(item: _Loader, frames: Frames) -> Loader:
         picklable=item.picklable,
         draws_global_rng=item.draws_global_rng,
         fetched=_place(item.fetched, frames),
+        through=tuple(place for one in item.through if (place := _place(one, frames)) is not None),
         facts=item.facts,
     )
 

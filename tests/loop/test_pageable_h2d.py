@@ -10,7 +10,7 @@ import pytest
 
 from advisor import patch as patching
 from advisor import registry, testing
-from advisor.model import Decline, Finding, Rewrite
+from advisor.model import Decline, Finding, Rewrite, Span
 from advisor.rule import ON_A_GPU, step
 from advisor.source import Source
 
@@ -149,3 +149,37 @@ def test_a_batch_asked_for_by_next(tmp_path: Path) -> None:
     assert isinstance(answer, Rewrite)
     result = patching.build([answer], lambda _: Source(testing.FILE, text)).sources[testing.FILE]
     assert result.startswith(PINNED) and "x = x.to(device, non_blocking=True)" in result
+
+
+@pytest.mark.parametrize(
+    ("generator", "asked"),
+    [
+        ("def cycle(dl):\n    while True:\n        for data in dl:\n            yield data\n", 8),
+        ("def bar(dl):\n    for i, data in enumerate(dl):\n        yield data\n        print(i)\n", 7),
+        ("class Bar:\n    def __iter__(self):\n        yield from self.it\n", 8),
+    ],
+)
+@pytest.mark.parametrize(
+    "loop",
+    [
+        "for x, y in bar(loader):\n    x, y = x.to(device), y.to(device)\n",
+        "while True:\n    batch = next(it)\n    x, y = (t.to(device) for t in batch)\n",
+    ],
+)
+def test_batches_that_a_generator_hands_on(tmp_path: Path, generator: str, asked: int, loop: str) -> None:
+    text = HEAD + "\n" + generator + "\n" + loop
+    line = text[: text.index(loop)].count("\n") + 1 + loop.startswith("while")
+    ctx, source = testing.context_of(RULE, text, step(10_000, kernels=COPY), tmp_path)
+    through = (Span(path=testing.FILE, line=line), Span(path=testing.FILE, line=asked))
+    loaders = tuple(replace(loader, fetched=through[-1], through=through) for loader in ctx.profile.loaders)
+    (found,) = RULE.match(replace(ctx, profile=replace(ctx.profile, loaders=loaders)))
+    assert isinstance(found, Finding) and found.span.line in (line, line + 1)
+    assert isinstance(RULE.rewrite(found, source), Rewrite)
+
+
+def test_a_generator_that_does_something_to_a_batch_is_not_looked_past(tmp_path: Path) -> None:
+    text = HEAD + "def put(dl):\n    for data in dl:\n        yield move(data)\n\nfor x in put(loader):\n    x.cuda()\n"
+    ctx, _ = testing.context_of(RULE, text, step(10_000, kernels=COPY), tmp_path)
+    through = (Span(path=testing.FILE, line=9), Span(path=testing.FILE, line=6))
+    loaders = tuple(replace(loader, fetched=through[-1], through=through) for loader in ctx.profile.loaders)
+    assert list(RULE.match(replace(ctx, profile=replace(ctx.profile, loaders=loaders)))) == []
