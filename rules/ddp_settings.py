@@ -1,15 +1,17 @@
-"""DistributedDataParallel reduces gradients in every micro-step of gradient accumulation.
+"""DistributedDataParallel reduces gradients in every micro-step, or looks for unused parameters where there are none.
 
 ## What it does
 Opens `no_sync()` around the forward and the backward pass of every micro-step but the one that the optimizer step
 follows, so that gradients are reduced once per optimizer step:
 `with net.no_sync() if micro < ACC - 1 else contextlib.nullcontext():`. Where the model may come unwrapped, the test
 asks for `isinstance(net, DistributedDataParallel)` too. A `no_sync` that stands around the backward pass alone, where
-it does nothing, and a loop whose last micro-step cannot be read off, are told.
+it does nothing, and a loop whose last micro-step cannot be read off, are told. `find_unused_parameters=True` is told,
+never edited, where no recorded backward pass left a parameter out and no method of the files branches.
 
 ## Why it costs
 Each backward pass of the module puts all gradients through an all-reduce, also with a single process, where only the
-host's time for it counts. The micro-steps before the last one reduce sums that are not complete yet: with k
+host's time for it counts. The search for unused parameters walks the whole autograd graph on the host after each
+forward pass. The micro-steps before the last one reduce sums that are not complete yet: with k
 micro-steps, k - 1 of k reductions are for nothing. Whether a backward pass reduces is decided in the forward pass.
 
 ## When not to
@@ -17,7 +19,8 @@ Within one machine with fast links the reductions hide behind the backward pass 
 (`fully_shard`) has no `no_sync`. Where buffers of the module change in the forward pass, BatchNorm's statistics, say,
 they are sent from rank 0 before each forward pass that reduces, and only then: told, never edited. A communication hook
 that keeps something from one reduction to the next, `static_graph=True`, which takes the first pass for the pattern of
-all, and code that reads gradients between the micro-steps rely on every reduction. Gradients that are not reduced
+all, and code that reads gradients between the micro-steps rely on every reduction. A model that leaves out parameters
+in some step only (dropped layers, a choice of experts) needs the search in every one. Gradients that are not reduced
 yet differ between processes.
 
 ## Fix safety
@@ -25,6 +28,7 @@ NUMERICS: the sum over micro-steps and the mean over processes change places.
 
 ## References
 - torch.nn.parallel.DistributedDataParallel.no_sync, PyTorch documentation: "the forward pass should be included"
+- DistributedDataParallel warns of it: "did not find any unused parameters in the forward pass"
 - pytorch/pytorch#43201; karpathy/nanochat#33, modelscope/FunASR#3472, huggingface/accelerate#106: every micro-step
 """
 
@@ -49,6 +53,9 @@ SEVERAL = "cannot tell: needs several processes, one has nothing to reduce and l
 OPEN = "no_sync is open around the forward pass"
 ALL_REDUCE = re.compile(r"(nccl|rccl)\w*AllReduce|^gloo:all_?reduce")
 HANDED_OVER = "c10d::allreduce_"
+SEARCH = "torch.distributed.ddp.reducer::search_unused_parameters"
+LEFT_OUT = "{left} of {passes} backward passes leave parameters out: the search for them is needed"
+BRANCHES = "line {line} of {path} branches: another step may leave parameters out"
 # hooks of torch.distributed.algorithms.ddp_comm_hooks.default_hooks that keep nothing between reductions
 STATELESS = frozenset("allreduce_hook fp16_compress_hook bf16_compress_hook".split())
 READS = frozenset("grad clip_grad_norm_ clip_grad_norm clip_grad_value_ get_total_norm unscale_".split())
@@ -58,7 +65,25 @@ DURING_BACKWARD = frozenset(
 )
 STATIC = "static_graph"
 OWN = frozenset({"no_sync", "require_backward_grad_sync"})
+BRANCHING = (ast.If, ast.IfExp, ast.While, ast.Try, ast.Match, ast.Break, ast.Continue)
 SAME_EVERYWHERE = frozenset({"SyncBatchNorm"})  # its statistics agree in all processes without being sent
+SEARCHES = """\
+import torch
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+
+class Net(torch.nn.Module):
+    def forward(self, x):
+        return self.layer(x)
+
+
+model = DDP(Net(), find_unused_parameters=True)
+for step in range(100):
+    model(batch()).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+SKIPS = SEARCHES.replace("        return", "        if drop():\n            return x\n        return")
 LOOP = """\
 import torch
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -137,6 +162,16 @@ ALONE = {**CALLED, "ddp.reduce": {**FACTS, "processes": 1}}
 KERNELS = (("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", 4_000.0),)
 
 
+SEEN = {"find_unused_parameters": True, "static_graph": False, "searched": 9, "left_out": 0}
+SEARCHED = ((SEARCH, "float32", 1.0),)
+
+
+def _searching(left_out: int = 0, **parts: object) -> ExampleProfile:
+    called = {**CALLED, QUALIFIED: {**SEEN, "left_out": left_out}}
+    calls = {**CALLS, "backward": (1.0, 0.0), QUALIFIED: (0.0, 0.0)}
+    return _step(20, **{"calls": calls, "called": called, "products": SEARCHED, "busy": 0.2, **parts})
+
+
 HANDED = ((HANDED_OVER, "float32", 1.0),) * 4
 
 
@@ -167,9 +202,16 @@ class DdpSettings(Rule):
         ),
         Example(before=LOOP, after=None, profile=_step(2_000_000), because="the reductions take 0.2% of the step"),
         Example(before=REDUCED, after=None, profile=_step(20_000), because=OPEN),
+        Example(before=SEARCHES, after=SEARCHES, profile=_searching(), saves=(0, 1)),
+        Example(before=SEARCHES, after=None, profile=_searching(device="cpu", kernels=()), because=ON_A_GPU),
+        Example(before=SEARCHES, after=None, profile=_searching(2), because=LEFT_OUT.format(left=2, passes=9)),
+        Example(before=SKIPS, after=None, profile=_searching(), because=BRANCHES.format(line=7, path="example.py")),
     )
 
     def match(self, ctx: Context) -> Iterator[Finding | Decline]:
+        for call in ctx.calls(QUALIFIED):
+            if call.facts.get("find_unused_parameters") and not call.facts.get(STATIC):
+                yield self._judge_search(ctx, call)
         for found in accumulations(ctx):
             reduces = [c for c in ctx.calls("ddp.reduce") if found.loop.place(c) in found.backwards]
             if reduces:
@@ -214,6 +256,33 @@ class DdpSettings(Rule):
             ),
             values=values,
             bindings=bindings,
+        )
+
+    def _judge_search(self, ctx: Context, call: LoopCall) -> Finding | Decline:
+        """What to say of `find_unused_parameters=True`."""
+        place, passes, left = call.frames[-1], call.facts.get("searched", 0), call.facts.get("left_out", 0)
+        if not passes:
+            return self.decline(place, "cannot tell: which parameters are used was not seen", ("calls",))
+        if left:
+            return self.decline(place, LEFT_OUT.format(left=left, passes=passes))
+        branch = _branch(ctx)
+        if branch is not None:
+            return self.decline(place, BRANCHES.format(line=branch.line, path=branch.path))
+        if ctx.profile.hardware.kind != "cuda":
+            return self.decline(place, ON_A_GPU, needs=("gpu",))
+        search_us = _waited_us(ctx, SEARCH)
+        if search_us / ctx.step_us < ctx.gate(self):
+            return self.decline(place, f"the search takes {search_us / ctx.step_us:.1%} of the step")
+        return self.finding(
+            place,
+            "every step looks for unused parameters, and none was: leave find_unused_parameters out",
+            cited_us=search_us,
+            high_us=search_us,
+            evidence=(
+                Evidence(what="time in which the device waits for the search", value=round(search_us, 1), unit="us"),
+                Evidence(what="backward passes seen, all parameters used", value=passes, unit="passes"),
+            ),
+            values={"why": "what steps that were not seen use is for you to say; without it such a step raises"},
         )
 
     def rewrite(self, finding: Finding, source: Source) -> Rewrite | Decline:
@@ -261,16 +330,41 @@ def _reductions_us(profile: Profile) -> float | None:
     return sum(time for time, _ in inside) / len({number for _, number in inside}) if inside else None
 
 
-def _waited_us(ctx: Context) -> float:
-    """What the device waits per step, at most, while the host hands over the gradients of a single process.
+def _waited_us(ctx: Context, operator: str = HANDED_OVER) -> float:
+    """What the device waits per step, at most, while the host is in an operator: hands gradients over, say.
 
     The profiler slows the host: its time is taken at the pace of the steps without it.
     """
     operators = ctx.profile.operators
     names = zip(operators.name, operators.step, operators.duration_us, strict=True)
-    handed = [(number, time) for name, number, time in names if name == HANDED_OVER and number >= 0]
+    handed = [(number, time) for name, number, time in names if name == operator and number >= 0]
     count = len({number for number, _ in handed})
     return min(sum(time for _, time in handed) / count * ctx.profile.pace(), ctx.idle_us or 0.0) if count else 0.0
+
+
+# ------------------------------------------------------------------------------------------------ the unused parameters
+
+
+def _branch(ctx: Context) -> Span | None:
+    """The first place in a method of the files that may use other parameters in another step."""
+    for source in ctx.loaded:
+        classes = [n for n in ast.walk(source.tree) if isinstance(n, ast.ClassDef)]
+        methods = [m for c in classes for m in c.body if isinstance(m, ast.FunctionDef) and m.name != "__init__"]
+        for method in methods:
+            loops = [n.target for n in ast.walk(method) if isinstance(n, ast.For)]
+            counted = {n.id for target in loops for n in ast.walk(target) if isinstance(n, ast.Name)}
+            for node in ast.walk(method):
+                if isinstance(node, BRANCHING) or (isinstance(node, ast.Call) and _chosen(node.func, counted)):
+                    return source.span(node)
+    return None
+
+
+def _chosen(called: ast.expr, counted: set[str]) -> bool:
+    """Whether what is called is an element that something else than a constant or the number of a loop picks."""
+    if not isinstance(called, ast.Subscript):
+        return False
+    names = {n.id for n in ast.walk(called.slice) if isinstance(n, ast.Name)}
+    return not (isinstance(called.slice, ast.Constant) or (names and names <= counted))
 
 
 # ---------------------------------------------------------------------------------------------------------- the forward

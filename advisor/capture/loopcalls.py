@@ -75,6 +75,7 @@ class LoopCalls:
         self._differentiation: Replacement | None = None  # on while something evaluates
         self._evaluating: dict[int, tuple[Called, float]] = {}  # by module: where eval() was called, and when
         self._parallel: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
+        self._searched: weakref.WeakKeyDictionary[Any, list[bool]] = weakref.WeakKeyDictionary()
 
     def install(self) -> None:
         """Watch everything that is watched."""
@@ -112,9 +113,24 @@ class LoopCalls:
         if name != "backward" or not self._parallel:
             return
         for wrapped in list(self._parallel):
+            self._note_unused(wrapped)
             # Set by the last forward pass, which alone decides: `no_sync` around a backward pass does nothing.
             if wrapped.require_forward_param_sync:
                 self.note(REDUCES, {"modules": len(self._parallel), **_parallel_facts(wrapped)}, depth=2)
+
+    def _note_unused(self, wrapped: Any) -> None:
+        """Note whether the last backward pass left parameters out, where the wrapper looks for such.
+
+        What the reducer knows of the parameters that were used is not set before the first backward pass has ended.
+        """
+        used = getattr(wrapped.reducer, "_get_local_used_map", None)
+        if used is None or not wrapped.find_unused_parameters or wrapped.static_graph:
+            return
+        known = self._searched.get(wrapped)
+        if known is None:  # the first backward pass begins
+            self._searched[wrapped] = []
+        else:
+            known.append(not bool(used().all()))
 
     def note(
         self, name: str, facts: Mapping[str, Any] | None = None, spent: float = 0.0, depth: int = 1
@@ -147,10 +163,15 @@ class LoopCalls:
 
     def describe(self, steps: range) -> list[dict[str, Any]]:
         """All calls, in the order in which their places were first reached."""
+        for wrapped in list(self._searched):
+            self._note_unused(wrapped)
+        searched = [left for found in self._searched.values() for left in found]
         changed = sorted({kind for wrapped, sums in self._parallel.items() for kind in _changed(wrapped, sums)})
         for called in self._found.values():
             if called.name == REDUCES:
                 called.facts["changed_buffers"] = changed
+            elif called.name == WRAPPED:
+                called.facts |= {"searched": len(searched), "left_out": sum(searched)}
         end = self._rest_from
         noted = range(steps.start, end) if end is not None and end in steps else steps
         return [called.describe(noted if called.name in EVERY_STEP else steps) for called in self._found.values()]

@@ -16,7 +16,7 @@ from advisor import match, registry, testing
 from advisor import patch as patching
 from advisor.capture.launch import Child
 from advisor.ingest.probe import read_probe
-from advisor.model import Decline, Environment, Finding, Hardware, Kernels, Profile, Rewrite
+from advisor.model import Decline, Environment, Finding, Hardware, Kernels, LoopCall, Profile, Rewrite
 from advisor.session import Spec
 from advisor.source import Source
 
@@ -274,9 +274,10 @@ main(int(sys.argv[1]))
 """
 
 
-def test_two_processes_train_the_same_with_a_third_of_the_reductions(tmp_path: Path) -> None:
+def _seen(text: str, tmp_path: Path) -> tuple[LoopCall, ...]:
+    """The calls that a recorded run of a script shows."""
     script = tmp_path / "train.py"
-    script.write_text(SCRIPT, encoding="utf-8")
+    script.write_text(text, encoding="utf-8")
     options = {"warmup": 1, "steps": 2, "profile_steps": 1, "annotate": False, "device_rates": False}
     spec = Spec(
         script=str(script),
@@ -290,7 +291,51 @@ def test_two_processes_train_the_same_with_a_third_of_the_reductions(tmp_path: P
         while child.receive() is not None:
             continue
         child.wait(60.0)
-    calls = read_probe(tmp_path / "out" / "probe.json", tmp_path).calls
+    return read_probe(tmp_path / "out" / "probe.json", tmp_path).calls
+
+
+@pytest.mark.parametrize(("used", "left_out"), [("True", False), ("self.passes % 4 != 3", True)])
+def test_a_run_shows_whether_parameters_are_left_out(used: str, left_out: bool, tmp_path: Path) -> None:
+    module = f"""
+class Sometimes(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.passes = nn.Linear(8, 8), nn.Linear(8, 8), 0
+
+    def forward(self, x):
+        self.passes += 1
+        return self.second(self.first(x)) if {used} else self.first(x)
+
+
+def main("""
+    text = SCRIPT.replace("\ndef main(", module, 1)
+    text = text.replace("DDP(nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4)))", "DDP(Sometimes(), FIND)")
+    text = text.replace("FIND", "find_unused_parameters=True").replace("29537", "29541")
+    (wrapped,) = (call for call in _seen(text, tmp_path) if call.name == "torch.nn.parallel.DistributedDataParallel")
+    assert wrapped.facts["find_unused_parameters"]
+    assert wrapped.facts["searched"] >= 8
+    assert bool(wrapped.facts["left_out"]) == left_out
+
+
+@pytest.mark.parametrize(
+    ("call", "branches"),
+    [
+        ("self.layer(x)", False),
+        ("self.experts[0](x)", False),
+        ("self.experts[choose(x)](x)", True),
+        ("self.layer(x) if self.on else x", True),
+    ],
+)
+def test_the_search_is_needed_where_a_method_branches(call: str, branches: bool, tmp_path: Path) -> None:
+    measured = next(e.profile for e in RULE.examples if "find_unused_parameters" in e.before)
+    text = next(e.before for e in RULE.examples if "find_unused_parameters" in e.before).replace("self.layer(x)", call)
+    ctx, _ = testing.context_of(RULE, text, measured, tmp_path)
+    (found,) = RULE.match(ctx)
+    assert isinstance(found, Decline) == branches
+
+
+def test_two_processes_train_the_same_with_a_third_of_the_reductions(tmp_path: Path) -> None:
+    calls = _seen(SCRIPT, tmp_path)
     (reduces,) = (call for call in calls if call.name == "ddp.reduce")
     assert (reduces.per_step, reduces.facts["hooks"]) == (3.0, ["counting"])
     source = Source.read(tmp_path, "train.py")
