@@ -2,7 +2,8 @@
 
 ## What it does
 Replaces a mask that is the lower triangle by `is_causal=True` and drops the mask argument, and with it a buffer outside
-of the state dict that nothing else reads.
+of the state dict that nothing else reads. Where the function that attends is handed the mask, and the source shows that
+what made it makes a triangle at every length, that is told, never edited.
 
 ## Why it costs
 The mask is read for every head, and half of the blocks it hides are computed all the same; on CUDA the flash kernel
@@ -10,10 +11,10 @@ takes no mask at all (PyTorch, aten/src/ATen/native/transformers/cuda/sdp_utils.
 reports 1.10 times the forward speed at 1024 tokens and 2.62 times at 4096 for `is_causal`.
 
 ## When not to
-When the mask holds more than the triangle (padding, a window, a bias) or comes from the batch or from the caller; when
-the source does not show that every instance makes the same triangle (an argument of the constructor, a subclass, a
-method that writes into it); when there are more keys than queries: `is_causal=True` aligns the triangle at the top
-left, where a decoder with a cache needs it at the bottom right.
+When the mask holds more than the triangle (padding, a window, a bias) or comes from the batch, or from a caller that
+may pass another; when the source does not show that every instance makes the same triangle (an argument of the
+constructor, a subclass, a method that writes into it); when there are more keys than queries: `is_causal=True` aligns
+the triangle at the top left, where a decoder with a cache needs it at the bottom right.
 
 ## Fix safety
 NUMERICS: the same sum by another kernel. With dropout the draws come from another place of the random stream.
@@ -31,14 +32,14 @@ from collections.abc import Iterator
 from advisor.alignment.align import Bound
 from advisor.attending import diagonal_is_literal, stays_triangle
 from advisor.graphrule import GraphRule, Site
-from advisor.model import Decline, Evidence, Finding, Graph, Safety
+from advisor.model import Decline, Evidence, Finding, Graph, Node, Safety
 from advisor.patterns import NearMiss, Region
 from advisor.patterns.callsites import COMPREHENSIONS, around, enclosing, names, scope_of
 from advisor.patterns.sdpa import FUSED, MATH, call_of, causal_mask_regions
 from advisor.rule import Context, Example, floor_evidence, step, tensor_bytes
 from advisor.source import Source
 from advisor.usercode.handed import from_caller, written_in_place
-from advisor.usercode.triangles import made_by_helper
+from advisor.usercode.triangles import made_by_helper, shows_triangle
 
 MODEL = """\
 import torch
@@ -63,6 +64,8 @@ def get_inputs():
 """
 
 CONDITIONS = (ast.If, ast.Try, ast.Match)
+HANDED = "the mask is an argument of the function: another caller may pass another"
+INSTEAD = "where every caller passes the triangle, leave the mask out and say is_causal=True"
 
 
 BUFFER = '        self.register_buffer("tri", torch.tril(torch.ones(16, 16, dtype=torch.bool)), persistent=False)\n'
@@ -120,7 +123,8 @@ class MaterialisedCausalMask(GraphRule):
     def describe(self, ctx: Context, graph: Graph, site: Site) -> Finding | Decline:
         region = site.regions[0]
         unsure = _unsure(ctx, graph, site)
-        if unsure is not None:
+        handed = unsure == HANDED and _hands_triangle(ctx, site)
+        if unsure is not None and not handed:
             return self.decline(site.span, unsure)
         call = call_of(graph, region)
         constants = {}
@@ -141,8 +145,11 @@ class MaterialisedCausalMask(GraphRule):
                 *floor_evidence("physical floor of causal attention", floor),
                 Evidence(what="calls of this code per step", value=len(site.regions), unit="calls"),
             ),
+            values={"not applied": f"{HANDED}: {INSTEAD}"} if handed else {},
             consumed=site.consumed,
-            replacement=site.replacement(
+            replacement=None
+            if handed
+            else site.replacement(
                 f"F.scaled_dot_product_attention({{query}}, {{key}}, {{value}}, is_causal=True{given})", constants
             ),
         )
@@ -168,7 +175,7 @@ def _unsure(ctx: Context, graph: Graph, site: Site) -> str | None:
     bound = site.alignment.values[region.inputs["mask"]]
     helped = _from_helper(source, bound)
     if not helped and from_caller(source, bound.expression, bound.statement):
-        return "the mask is an argument of the function: another caller may pass another"
+        return HANDED
     scope = scope_of(source, bound.expression)
     values: list[ast.expr] = [bound.expression]
     if isinstance(bound.expression, ast.Name):
@@ -187,6 +194,30 @@ def _unsure(ctx: Context, graph: Graph, site: Site) -> str | None:
     if "diagonal" in region.facts and not diagonal_is_literal(ctx, graph.nodes[int(region.facts["diagonal"])]):
         return "the diagonal of the mask is computed: that it is causal at this length does not prove it always is"
     return None
+
+
+def _hands_triangle(ctx: Context, site: Site) -> bool:
+    """Whether the mask is a parameter as it was passed, and the caller's source makes nothing but the triangle."""
+    source, bound = site.alignment.source, site.alignment.values[site.regions[0].inputs["mask"]]
+    function = source.function_at(bound.statement.lineno)
+    if not isinstance(bound.expression, ast.Name) or function is None:
+        return False
+    name = bound.expression.id
+    if name not in {a.arg for a in ast.walk(function.args) if isinstance(a, ast.arg)}:
+        return False
+    if any(names(function, name, ast.Store)) or written_in_place(function, name):
+        return False
+    return all(_made_as_triangle(ctx, g.nodes[r.inputs["mask"]]) for r, g in site.pairs(ctx))
+
+
+def _made_as_triangle(ctx: Context, mask: Node) -> bool:
+    """Whether the source shows that the expression of a recorded mask is a triangle at every length."""
+    if mask.span is None or mask.span.end_column is None:
+        return False
+    source = ctx.read(mask.span.path)
+    end = (mask.span.end_line, mask.span.end_column)
+    here = source.expressions_at(mask.span.line, mask.span.column)
+    return any(shows_triangle(source, e) for e in here if (source.span(e).end_line, source.span(e).end_column) == end)
 
 
 def _from_helper(source: Source, bound: Bound) -> bool:

@@ -675,3 +675,60 @@ def test_a_mask_is_a_triangle_while_nothing_writes_into_it(text: str, writes: bo
         alone = Source("example.py", MASKED.replace("{own}", "").replace("{more}", ""))
         other = Source("other.py", f"from torch import nn\nfrom example import Attention\n{more}\n")
         assert made_as_triangle(alone, compared(alone), (other,)) is not writes
+
+
+HANDED = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.query = nn.Linear(16, 16)
+
+    def forward(self, x, k, v, mask):
+        q = self.query(x)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
+class Model(nn.Module):
+    def __init__(self, past=0):
+        super().__init__()
+        self.past, self.blocks = past, nn.ModuleList([Block(), Block()])
+        self.register_buffer("tri", torch.ones(16, 16, dtype=torch.bool).tril(), persistent=False)
+
+    def forward(self, q, k, v):
+        T = q.size(2)
+        mask = MADE
+        for block in self.blocks:
+            q = block(q, k, v, mask)
+        return q
+
+
+def get_init_inputs():
+    return []
+
+
+def get_inputs():
+    torch.manual_seed(1)
+    return [torch.randn(2, 4, 8, 16, requires_grad=True) for _ in range(3)]
+"""
+
+
+@pytest.mark.parametrize("made", ["torch.full((T, T), float('-inf')).triu(diagonal=1)", "self.tri[:T, :T]"])
+def test_a_triangle_that_is_handed_to_the_function_is_told(made: str, tmp_path: Path) -> None:
+    rule = RULES["materialised-causal-mask"]
+    ctx, source = testing.context_of(rule, HANDED.replace("MADE", made), step(10_000, nodes=0.5), tmp_path)
+    (found,) = rule.match(ctx)
+    assert isinstance(found, Finding), found
+    refused = rule.rewrite(found, source)
+    assert isinstance(refused, Decline)
+    assert "another caller may pass another" in refused.reason
+
+
+@pytest.mark.parametrize("made", ["torch.ones(T, T).tril(self.past) > 0", "self.tri[:T, :T].tril(self.past)"])
+def test_a_mask_that_is_handed_over_and_may_be_no_triangle_stays(made: str, tmp_path: Path) -> None:
+    found, _, _ = results("materialised-causal-mask", HANDED.replace("MADE", made), tmp_path)
+    check_declined(found, "another caller may pass another")
