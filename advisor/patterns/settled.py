@@ -86,9 +86,9 @@ def _reasons(source: Source) -> Iterator[tuple[ast.expr, str]]:
         elif name in REFUSED:
             yield node, REFUSED[name]
         elif name in LIBRARIES:
-            yield node, f"a library decides it: {LIBRARIES[name]}"
+            yield node, f"a library decides it: for bfloat16 give it `{LIBRARIES[name]}`"
         elif "Trainer" in last and name.startswith(("trl.", "sentence_transformers.")):
-            yield node, "a library decides it: bf16=True in its arguments"
+            yield node, "a library decides it: for bfloat16 give its arguments `bf16=True`"
 
 
 def _compares_dtypes(source: Source, test: ast.Compare) -> bool:

@@ -11,7 +11,9 @@ from recorded_loops import LARGE, Recorded, on_a_gpu, reading, record
 
 from advisor.hardware import lookup
 from advisor.model import Decline, Hardware
+from advisor.patterns.settled import settled
 from advisor.rule import ON_A_GPU
+from advisor.source import Source
 
 pytest.importorskip("torch")
 RULE = "no-mixed-precision"
@@ -242,3 +244,11 @@ def test_recorded_h200_steps_have_nothing_to_gain() -> None:
         median = profile.median_step_us()
         assert median is not None
         assert low < arithmetic(profile).of("float32", family).time_us / median < high
+
+
+def test_what_a_library_has_to_be_given_is_advice(tmp_path: Path) -> None:
+    """The file says nothing of bfloat16 itself."""
+    source = Source("train.py", "from torch.distributed.fsdp import fully_shard\nfully_shard(net)\n")
+    reason = settled([source])
+    assert reason is not None
+    assert "for bfloat16 give it `MixedPrecisionPolicy(param_dtype=torch.bfloat16)` (train.py:2)" in reason
