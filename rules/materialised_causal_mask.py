@@ -64,6 +64,7 @@ def get_inputs():
 """
 
 CONDITIONS = (ast.If, ast.Try, ast.Match)
+MAKES = (ast.Call, ast.Subscript, ast.BinOp, ast.UnaryOp, ast.Compare)
 HANDED = "the mask is an argument of the function: another caller may pass another"
 INSTEAD = "where every caller passes the triangle, leave the mask out and say is_causal=True"
 
@@ -212,12 +213,12 @@ def _hands_triangle(ctx: Context, site: Site) -> bool:
 
 def _made_as_triangle(ctx: Context, mask: Node) -> bool:
     """Whether the source shows that the expression of a recorded mask is a triangle at every length."""
-    if mask.span is None or mask.span.end_column is None:
+    if mask.span is None:
         return False
     source = ctx.read(mask.span.path)
-    end = (mask.span.end_line, mask.span.end_column)
-    here = source.expressions_at(mask.span.line, mask.span.column)
-    return any(shows_triangle(source, e) for e in here if (source.span(e).end_line, source.span(e).end_column) == end)
+    here = [e for e in source.expressions_at(mask.span.line, mask.span.column) if isinstance(e, MAKES)]
+    # torch records where an expression begins, and the end of its line: the longest one has to be the triangle
+    return bool(here) and shows_triangle(source, max(here, key=lambda e: len(source.segment(e))))
 
 
 def _from_helper(source: Source, bound: Bound) -> bool:

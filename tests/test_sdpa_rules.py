@@ -718,9 +718,11 @@ def get_inputs():
 
 
 @pytest.mark.parametrize("made", ["torch.full((T, T), float('-inf')).triu(diagonal=1)", "self.tri[:T, :T]"])
-def test_a_triangle_that_is_handed_to_the_function_is_told(made: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("inline", [False, True])
+def test_a_triangle_that_is_handed_to_the_function_is_told(made: str, inline: bool, tmp_path: Path) -> None:
     rule = RULES["materialised-causal-mask"]
-    ctx, source = testing.context_of(rule, HANDED.replace("MADE", made), step(10_000, nodes=0.5), tmp_path)
+    text = HANDED.replace("block(q, k, v, mask)", f"block(q, k, v, {made})") if inline else HANDED
+    ctx, source = testing.context_of(rule, text.replace("MADE", made), step(10_000, nodes=0.5), tmp_path)
     (found,) = rule.match(ctx)
     assert isinstance(found, Finding), found
     refused = rule.rewrite(found, source)
