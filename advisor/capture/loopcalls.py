@@ -75,7 +75,7 @@ class LoopCalls:
         self._differentiation: Replacement | None = None  # on while something evaluates
         self._evaluating: dict[int, tuple[Called, float]] = {}  # by module: where eval() was called, and when
         self._parallel: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
-        self._searched: weakref.WeakKeyDictionary[Any, list[bool]] = weakref.WeakKeyDictionary()
+        self._searched: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
 
     def install(self) -> None:
         """Watch everything that is watched."""
@@ -121,7 +121,8 @@ class LoopCalls:
     def _note_unused(self, wrapped: Any) -> None:
         """Note whether the last backward pass left parameters out, where the wrapper looks for such.
 
-        What the reducer knows of the parameters that were used is not set before the first backward pass has ended.
+        What the reducer knows of the parameters that were used is not set before the first backward pass has ended, and
+        lies on the device: it is read when the run is described.
         """
         used = getattr(wrapped.reducer, "_get_local_used_map", None)
         if used is None or not wrapped.find_unused_parameters or wrapped.static_graph:
@@ -130,7 +131,7 @@ class LoopCalls:
         if known is None:  # the first backward pass begins
             self._searched[wrapped] = []
         else:
-            known.append(not bool(used().all()))
+            known.append(used().all())
 
     def note(
         self, name: str, facts: Mapping[str, Any] | None = None, spent: float = 0.0, depth: int = 1
@@ -165,7 +166,7 @@ class LoopCalls:
         """All calls, in the order in which their places were first reached."""
         for wrapped in list(self._searched):
             self._note_unused(wrapped)
-        searched = [left for found in self._searched.values() for left in found]
+        searched = [not bool(used) for found in self._searched.values() for used in found]
         changed = sorted({kind for wrapped, sums in self._parallel.items() for kind in _changed(wrapped, sums)})
         for called in self._found.values():
             if called.name == REDUCES:
