@@ -142,13 +142,18 @@ def _timed(uses: Sequence[OptimizerUse], measured: Measured, pace: float, idle_p
     device waits for by their tensors. One that made no step has none.
     """
     times, idle = measured.optimizer_us, measured.optimizer_idle_us
+    alike: dict[str, list[OptimizerUse]] = {}
+    for use in uses:
+        if use.stepped:
+            alike.setdefault(use.kind.rpartition(".")[2], []).append(use)
     found: list[OptimizerUse] = []
     for use in uses:
         kind = use.kind.rpartition(".")[2]
-        alike = [other for other in uses if other.stepped and other.kind.rpartition(".")[2] == kind]
         if kind in times and use.stepped:
-            elements = use.elements / max(1, sum(other.elements for other in alike)) if len(alike) > 1 else 1.0
-            tensors = use.parameters / max(1, sum(other.parameters for other in alike)) if len(alike) > 1 else 1.0
+            elements = tensors = 1.0
+            if len(alike[kind]) > 1:
+                elements = use.elements / max(1, sum(other.elements for other in alike[kind]))
+                tensors = use.parameters / max(1, sum(other.parameters for other in alike[kind]))
             waits = idle.get(kind, 0.0) * idle_pace * tensors
             use = replace(use, step_us=times[kind] * pace * elements, idle_us=waits)
         found.append(use)

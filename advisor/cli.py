@@ -14,7 +14,7 @@ import advisor
 from advisor.commands import bot as bot_command
 from advisor.commands import check as check_command
 from advisor.commands import rules as rules_command
-from advisor.commands.common import INTERRUPTED, NOT_CONFIRMED, console, settings, show_error, shown
+from advisor.commands.common import INTERRUPTED, NOT_CONFIRMED, console, settings, show_error, shown, style_of
 from advisor.commands.common import progress as stage_lines
 from advisor.errors import AdvisorError, ArtifactError, OutputError, UsageError
 
@@ -95,7 +95,7 @@ def optimize(
 
     if script is None and resume is None:
         raise UsageError("name the training script: advisor optimize SCRIPT [-- ARGUMENTS]")
-    style = _style(as_json, output_format)
+    style = style_of(as_json, output_format)
     config, out = settings(options, out)
     progress = stage_lines(quiet, STAGES)
     request = Request(script=script, arguments=arguments, entry=entry, config=config, out=out, resume=resume)
@@ -122,13 +122,6 @@ def _interrupted(stage: str | None, request: Request) -> None:
     out = f" --out {request.out}" if request.out else ""
     hint = f": go on with `advisor optimize --resume {request.run_id}{out}`" if request.run_id else ""
     click.echo(f"\ninterrupted{where}{hint}", err=True)
-
-
-def _style(as_json: bool, output_format: str | None) -> str:
-    """The format that was asked for; raises UsageError where two were."""
-    if as_json and output_format not in (None, "json"):
-        raise UsageError(f"--json and --output-format {output_format} exclude each other: leave one out")
-    return "json" if as_json else output_format or "text"
 
 
 def _show(report: Report, folder: Path, style: str) -> None:
@@ -281,7 +274,7 @@ def report(
     from advisor.reports.jsonform import from_document
     from advisor.rundir import find
 
-    style = _style(as_json, output_format)
+    style = style_of(as_json, output_format)
     if style != "text" and (html or why is not None):
         raise UsageError(f"--{'html' if html else 'why'} and another format exclude each other: leave one out")
     if style == "schema":

@@ -14,7 +14,7 @@ from advisor.rule import Context, Rule
 from advisor.semantics import operation
 from advisor.source import Source
 from advisor.usercode.origin import Origin, Unclear, always_has, origin
-from advisor.usercode.unreached import unreached
+from advisor.usercode.unreached import asleep
 
 VARIANTS = 4  # kinds of blocks; Dynamo gives up on a function after eight compilations, and evaluation needs some too
 SIZED = frozenset({"aten::linear", "aten::embedding", "aten::convolution", "aten::conv2d", "aten::layer_norm"})
@@ -342,10 +342,10 @@ def obstacle(ctx: Context, graph: Graph) -> tuple[Span | None, str] | None:
     """
     if ctx.calls("torch.compile") or ctx.profile.breaks or ctx.profile.recompiled or "compiled" in ctx.profile.missing:
         return None, "the script compiles already"
-    asleep = {inner for statement in unreached(ctx.sources, ctx.script) for inner in ast.walk(statement)}
+    sleeping = asleep(ctx.sources, ctx.script)
     for source in ctx.sources:
         for node, reason in _in_source(source):
-            if node not in asleep:
+            if node not in sleeping:
                 return source.span(node), reason
         twice = differentiates_twice(source)
         if twice is not None:

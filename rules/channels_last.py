@@ -36,7 +36,7 @@ from advisor import codemod
 from advisor.graphrule import GraphRule
 from advisor.model import Decline, Evidence, Finding, Graph, Rewrite, Safety, Span
 from advisor.patterns import NearMiss, Region
-from advisor.patterns.convolutions import Convolution, convolutions, is_channels_last
+from advisor.patterns.convolutions import Convolution, convolutions, is_channels_last, times
 from advisor.patterns.layouts import (
     Called,
     called_model,
@@ -137,14 +137,13 @@ class ChannelsLast(GraphRule):
             unfit = "the place is not shown by this file"
         if unfit is None and called is not None:
             unfit = unfit_elsewhere(ctx.graphs, ctx.sources, ctx.read(place.path), called)
-        costs = [c for g, one in found if (c := ctx.costs.get((g.index, one.node.index))) is not None]
-        spent = max(cost, sum(c.total_us for c in costs))
-        floor = min(sum(c.floor_us or 0.0 for c in costs), spent - cost)
+        measured, floor = times(found, ctx.costs)
+        spent = max(cost, measured)
         return self.finding(
             place,
             "kernels convert the layout of activations before and after convolutions: channels-last needs none",
             cited_us=spent,
-            high_us=spent - floor,
+            high_us=max(cost, spent - floor),
             evidence=(
                 Evidence(what="time of kernels that convert the layout per step", value=round(cost, 1), unit="us"),
                 Evidence(what="share of the step", value=round(share, 4), unit="share", refs=names),

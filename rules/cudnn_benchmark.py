@@ -30,7 +30,7 @@ from advisor import blocks, codemod
 from advisor.graphrule import GraphRule
 from advisor.model import Decline, Evidence, Finding, Graph, Ref, Rewrite, Safety, Span
 from advisor.patterns import NearMiss, Region
-from advisor.patterns.convolutions import Convolution, convolutions
+from advisor.patterns.convolutions import Convolution, convolutions, times
 from advisor.rule import ON_A_GPU, Context, Example, step
 from advisor.source import Source, importing
 
@@ -126,8 +126,7 @@ class CudnnBenchmark(GraphRule):
             return self.decline(None, ON_A_GPU, needs=("gpu",))
         if ctx.profile.facts.get("cudnn_benchmark") is None:
             return self.decline(None, "cannot tell: the flags of cuDNN were not recorded", needs=("steps",))
-        costs = [ctx.costs[(g.index, c.node.index)] for g, c in found if (g.index, c.node.index) in ctx.costs]
-        spent = sum(cost.total_us for cost in costs)
+        spent, floor = times(found, ctx.costs)
         share = spent / ctx.step_us
         if share < ctx.gate(self) or not spent:
             return self.decline(None, f"convolutions take {share:.1%} of the step")
@@ -143,7 +142,7 @@ class CudnnBenchmark(GraphRule):
             source.span(statement),
             "cuDNN picks the algorithms of its convolutions by rule of thumb",
             cited_us=spent,
-            high_us=spent - sum(cost.floor_us or 0.0 for cost in costs),
+            high_us=spent - floor,
             evidence=(
                 Evidence(what="time of convolutions per step", value=round(spent, 1), unit="us"),
                 Evidence(what="share of the step", value=round(share, 4), unit="share"),

@@ -37,9 +37,7 @@ class Fetches:
         looks = self._seen.setdefault(id(record), _Looks(record))
         looks.count += 1
         record.looked_at = looks.count >= LOOKS
-        if record.fetched is None:
-            record.through = caller_spans()
-            record.fetched = record.through[-1] if record.through else None
+        record.through = record.through or caller_spans()
         drawn, begun = vars(iterator).pop("_advisor_drawn", None), random_states()
         batch = looks.fetch(advance) if record.loader.num_workers == 0 else advance()
         if looks.count == 1:

@@ -161,9 +161,9 @@ class Replacement:
 class LoaderRecord:
     """One DataLoader and the waits for its batches, in seconds, with the step each belonged to.
 
-    `starts` are the waits for the first batch of every pass over it, `fetched` is where the loop asks for a batch,
-    `through` are the positions in the user's code through which it does, outermost first, and `facts` are what
-    `Hooks.on_fetch` learns of the fetching, until it says `looked_at`.
+    `starts` are the waits for the first batch of every pass over it, `through` are the positions in the user's code
+    through which a batch is asked for, outermost first, and `facts` are what `Hooks.on_fetch` learns of the fetching,
+    until it says `looked_at`.
     """
 
     span: dict[str, Any] | None
@@ -172,10 +172,14 @@ class LoaderRecord:
     waits: list[tuple[int, float]] = field(default_factory=list)
     starts: list[tuple[int, float]] = field(default_factory=list)
     draws_global_rng: bool | None = None
-    fetched: dict[str, Any] | None = None
     through: list[dict[str, Any]] = field(default_factory=list)
     looked_at: bool = False
     facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def fetched(self) -> dict[str, Any] | None:
+        """Where the loop asks for a batch."""
+        return self.through[-1] if self.through else None
 
 
 @dataclass

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from advisor.commands.common import NOT_CONFIRMED, console, progress, settings, show_error
+from advisor.commands.common import NOT_CONFIRMED, console, progress, settings, show_error, style_of
 from advisor.errors import UsageError
 
 if TYPE_CHECKING:
@@ -70,7 +70,8 @@ def check(
     """
     from advisor import checking
 
-    if output_format == "schema" and not as_json:
+    style = style_of(as_json, output_format)
+    if style == "schema":
         from advisor.reports.jsonform import written
         from advisor.reports.schema import check_schema
 
@@ -78,9 +79,6 @@ def check(
         return
     if not paths and run is None:
         raise UsageError("name training scripts or a run: advisor check PATH... [-- ARGUMENTS], or --run RUN")
-    if as_json and output_format not in (None, "json"):
-        raise UsageError(f"--json and --output-format {output_format} exclude each other: leave one out")
-    style = "json" if as_json else output_format or "text"
     if why is not None and style != "text":
         raise UsageError(f"--why answers in text: leave --output-format {style} out")
     config, out = settings(options, out)

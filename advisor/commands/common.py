@@ -1,4 +1,4 @@
-"""What the commands share: how an error is shown, the console, the settings, the progress."""
+"""What the commands share: how an error is shown, the console, the settings, the format, the progress."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from advisor.errors import AdvisorError
+from advisor.errors import AdvisorError, UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -39,6 +39,13 @@ def console() -> Console:
     from rich.console import Console
 
     return Console(highlight=False, width=None if sys.stdout is not None and sys.stdout.isatty() else 100)
+
+
+def style_of(as_json: bool, output_format: str | None) -> str:
+    """The format that was asked for; raises UsageError where two were."""
+    if as_json and output_format not in (None, "json"):
+        raise UsageError(f"--json and --output-format {output_format} exclude each other: leave one out")
+    return "json" if as_json else output_format or "text"
 
 
 def settings(options: dict[str, Any], out: Path | None) -> tuple[Config, Path | None]:

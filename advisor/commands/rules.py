@@ -87,8 +87,7 @@ def _checked(item: Loaded) -> RuleError | None:
             return RuleError(str(error))
         return RuleError(f"rule {item.rule.id} fails an assertion", detail=traceback.format_exc())
     except Exception as error:  # noqa: BLE001 - a rule that raises is reported by id
-        said = f"rule {item.rule.id} raised {type(error).__name__}: {error}"
-        return RuleError(said, detail=traceback.format_exc())
+        return RuleError.raised(item.rule.id, error)
     return None
 
 

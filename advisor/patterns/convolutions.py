@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from advisor.model import Graph, Node, Ref
+from advisor.model import Graph, Node, NodeCost, Ref
 from advisor.patterns.regions import NearMiss, Region, calls
 from advisor.semantics import operation
 
@@ -40,6 +40,13 @@ def convolutions(graph: Graph) -> Iterator[Convolution]:
             bias=bias.index if isinstance(bias, Ref) else None,
             groups=groups if isinstance(groups, int) else 1,
         )
+
+
+def times(found: Iterable[tuple[Graph, Convolution]], costs: Mapping[tuple[int, int], NodeCost]) -> tuple[float, float]:
+    """Measured time of some convolutions and the sum of their known floors, both in microseconds per step."""
+    places = [(graph.index, convolution.node.index) for graph, convolution in found]
+    known = [costs[place] for place in places if place in costs]
+    return sum(cost.total_us for cost in known), sum(cost.floor_us or 0.0 for cost in known)
 
 
 def _given(node: Node, position: int, name: str) -> Any:

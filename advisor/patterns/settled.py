@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from advisor.model import LoopCall
 from advisor.patterns.callsites import differentiates_twice
 from advisor.source import Source
-from advisor.usercode.unreached import unreached
+from advisor.usercode.unreached import asleep
 
 ALREADY = {
     "autocast": "the files use autocast already",
@@ -54,10 +54,10 @@ def settled(sources: Sequence[Source], script: str | None = None) -> str | None:
 
     Code that does not run when the script is started settles nothing.
     """
-    asleep = {inner for statement in unreached(sources, script) for inner in ast.walk(statement)}
+    sleeping = asleep(sources, script)
     for source in sources:
         for node, reason in _reasons(source):
-            if node not in asleep:
+            if node not in sleeping:
                 return f"{reason} ({source.path}:{node.lineno})"
         twice = differentiates_twice(source)
         if twice is not None:

@@ -36,6 +36,11 @@ def unreached(sources: Sequence[Source], script: str | None) -> frozenset[ast.AS
         dead |= more
 
 
+def asleep(sources: Sequence[Source], script: str | None) -> frozenset[ast.AST]:
+    """Every node of the statements that are `unreached`."""
+    return frozenset(inner for statement in unreached(sources, script) for inner in ast.walk(statement))
+
+
 def _looks_up(source: Source, module: Source) -> bool:
     """Whether a file may take what it computes the name of from a module: `models.__dict__[args.arch]`."""
     stem = module.path.replace("\\", "/").removesuffix("/__init__.py").removesuffix(".py").rpartition("/")[2]
