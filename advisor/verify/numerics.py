@@ -70,7 +70,7 @@ def compare(
         check.measure()
         reasons = check.failures()
     if safety is Safety.EXACT and not reasons:
-        reasons = check.identity()
+        reasons = _apart(base, cand)
     if not reasons:
         reasons = check.trajectory() or spread_reasons(base.facts, cand.facts)
     ranked = sorted(check.differences, key=lambda d: -_excess(d))
@@ -100,6 +100,20 @@ def reference_follows(base_dir: Path, ref_dir: Path) -> bool:
     apart = math.hypot(*(np.linalg.norm(base.vector("gradient", n) - ref.vector("gradient", n)) for n in names))
     size = math.hypot(*(ref.norm("gradient", name) for name in names))
     return abs(base.losses[0] - ref.losses[0]) <= FOLLOWS * max(abs(ref.losses[0]), FOLLOWS) and apart <= FOLLOWS * size
+
+
+def differing_bits(one_dir: Path, other_dir: Path) -> list[str]:
+    """What of the losses and of the first gradients of two runs is not bit-identical."""
+    return _apart(Recording(one_dir), Recording(other_dir))
+
+
+def _apart(one: Recording, other: Recording) -> list[str]:
+    for step, (first, second) in enumerate(zip(one.losses, other.losses, strict=False)):
+        if first != second and not (math.isnan(first) and math.isnan(second)):
+            return [f"loss {step} is not bit-identical: {second!r} instead of {first!r}"]
+    before, after = one.parameters, other.parameters
+    names = [n for n in before if before[n]["gradient"] != after[n]["gradient"]]
+    return [f"gradients are not bit-identical: {_list(names)}"] if names else []
 
 
 def _starts(recording: Recording) -> dict[str, str]:
@@ -292,7 +306,7 @@ class _Check:
 
     def _repeats(self) -> bool:
         """Whether the rewritten script computes every bit of the original, which needs no reference to be right."""
-        return not self.identity() and all(d.error == d.base_error for d in self.differences)
+        return not _apart(self.base, self.cand) and all(d.error == d.base_error for d in self.differences)
 
     def _add(self, name: str, base_error: float, error: float, limit: float, ulp: float | None = None) -> None:
         ok = math.isfinite(error) and error <= limit
@@ -464,15 +478,6 @@ class _Check:
         self._measure_named("output", "trained")
 
     # ------------------------------------------------------------------------------------------------------- the rest
-
-    def identity(self) -> list[str]:
-        """What is not bit-identical of losses and gradients; EXACT demands that all are."""
-        for step, (one, two) in enumerate(zip(self.base.losses, self.cand.losses, strict=False)):
-            if one != two and not (math.isnan(one) and math.isnan(two)):
-                return [f"loss {step} is not bit-identical: {two!r} instead of {one!r}"]
-        before, after = self.base.parameters, self.cand.parameters
-        other = [n for n in before if before[n]["gradient"] != after[n]["gradient"]]
-        return [f"gradients are not bit-identical: {_list(other)}"] if other else []
 
     def trajectory(self) -> list[str]:
         """Later losses stay in a band around the original's, as wide as the reference has drifted from it so far."""

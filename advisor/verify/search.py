@@ -162,7 +162,12 @@ class _Search:
             if reason is not None:
                 self.rejected[rewrite.id] = reason
                 continue
-            self._try(rewrite, len(self.rewrites) - number)
+            self._try(rewrite, 1 + sum(map(self._may_be_tried, self.rewrites[number + 1 :])))
+
+    def _may_be_tried(self, rewrite: Rewrite) -> bool:
+        """Whether a rewrite that waits can have its turn: what it needs is kept by then, if that is measured to pay."""
+        rules = {other.finding.rule for other in self.rewrites}
+        return rewrite.safety in self.allowed and rules.issuperset(rewrite.requires)
 
     def _obstacle(self, rewrite: Rewrite) -> str | None:
         """Why a rewrite is not even tried now."""
@@ -185,7 +190,8 @@ class _Search:
     def _share(self, waiting: int) -> float:
         """Seconds for the race of one of `waiting` rewrites, the proofs of the others and the last race set aside."""
         proofs = (waiting - 1) * (self.proof_s or 0.0)
-        if not self.kept or self.whole_s is None:  # the whole patch, if there will be one, counts as one more
+        only = waiting == 1 and len(self.tried) == 1  # its own race is that of the whole patch
+        if not only and (not self.kept or self.whole_s is None):  # the whole patch, if any, counts as one more
             waiting += 1
         return max((self._seconds_for_trials() - proofs) / waiting, LEAST_RACE_S)
 
@@ -402,9 +408,10 @@ class _Search:
 
     def _final_timing(self, patch: Patch) -> Timing | None:
         """A new race, unless a single rewrite was tried and its own race is the same one; None when time is up."""
-        if len(self.tried) == 1 and not self.undecided:
+        late = self.lab.seconds_left() < LEAST_RACE_S
+        if len(self.tried) == 1 and (late or not self.undecided):
             return self.timings[self.kept[0].id]
-        if self.lab.seconds_left() < LEAST_RACE_S:
+        if late:
             return None
         self.say("the whole patch: timing against the script as found")
         nothing = self.build(())

@@ -455,3 +455,23 @@ def test_too_few_quads_of_the_whole_patch_promise_nothing() -> None:
     verdict = hunt(MockLab(gains(a=700), few=[("", "a")]), rewrite("a"))
     assert verdict.outcome is Outcome.INCONCLUSIVE
     assert verdict.kept == ()
+
+
+def test_the_only_rewrite_gets_all_the_time() -> None:
+    lab = MockLab(gains(a=500), seconds=100)
+    hunt(lab, rewrite("a"))
+    assert lab.granted == [100]
+    lab = MockLab(gains(a=500), seconds=100)
+    hunt(lab, rewrite("a"), rewrite("b", requires=("c",)), rewrite("d", safety=Safety.SEMANTICS))
+    assert lab.granted == [100], "what can never be tried waits for nothing"
+    lab = MockLab(gains(a=500, b=100), seconds=100)
+    hunt(lab, rewrite("a"), rewrite("b", requires=("a",)))
+    assert lab.granted[0] == pytest.approx(100 / 3)
+
+
+def test_the_only_rewrite_in_too_few_quads_is_told_with_what_was_measured() -> None:
+    lab = MockLab(gains(a=500), seconds=12, few=[("", "a")])
+    verdict = hunt(lab, rewrite("a"))
+    assert lab.log == ["prove a", "race  > a"]
+    assert verdict.outcome is Outcome.INCONCLUSIVE and verdict.timing is not None and verdict.timing.quads == 4
+    assert UNMEASURED not in verdict.reasons and "4 quads" in verdict.reasons[0]
