@@ -106,11 +106,33 @@ def test_two_processes_reduce_in_every_micro_step() -> None:
 def test_the_readme_quotes_what_compiling_brought() -> None:
     said = json.loads((SAMPLES / "nano_gpt/h200/compiled.json").read_text(encoding="utf-8"))
     text = " ".join((SAMPLES / "nano_gpt/README.md").read_text(encoding="utf-8").split())
-    blocks, whole = (trial["timing"] for trial in said["trials"])
-    low, high = blocks["interval"]
-    assert (said["outcome"], blocks["quads"], whole["quads"]) == ("inconclusive", 6, 1)
-    assert f"{blocks['speedup']:.3f}x ({low:.3f}x to {high:.3f}x)" in text
-    assert f"as a whole against that, {whole['speedup']:.3f}x" in text
+    blocks, whole, together = (trial["timing"] for trial in said["trials"])
+    assert said["outcome"] == "improved" and {trial["quads"] for trial in (blocks, whole, together)} == {8}
+    for timing in (blocks, whole):
+        low, high = timing["interval"]
+        assert f"{timing['speedup']:.3f}x ({low:.3f}x to {high:.3f}x)" in text
+    low, high = together["interval"]
+    assert f"improved, {together['speedup']:.3f}x (96.1 % interval {low:.3f}x to {high:.3f}x over 8 quads)" in text
+    assert f"MFU {said['mfu_before']:.1%} -> {said['mfu_after']:.1%}".replace("%", " %") in text
+
+
+@pytest.mark.parametrize(("sample", "report"), [("nano_gpt", "tf32.json"), ("volume_batches", "report.json")])
+def test_the_readme_claims_nothing_of_too_few_quads(sample: str, report: str) -> None:
+    said = json.loads((SAMPLES / sample / "h200" / report).read_text(encoding="utf-8"))
+    text = " ".join((SAMPLES / sample / "README.md").read_text(encoding="utf-8").split())
+    low, high = said["interval"]
+    assert (said["outcome"], said["step_ms_after"]) == ("inconclusive", None)
+    assert f"after {said['timing']['quads']} of 8 quads" in text
+    assert f"{said['speedup']:.3f}x ({low:.3f}x to {high:.3f}x)" in text
+
+
+def test_copies_of_pageable_volumes(tmp_path: Path) -> None:
+    script = "volume_batches/train.py"
+    found, step_us = matched(script, "volume_batches/h200", tmp_path, "--preset", "h200")
+    assert {finding.rule for finding in found.matches.findings} == {"cudnn-benchmark", "pageable-h2d"}
+    (finding,) = (finding for finding in found.matches.findings if finding.rule == "pageable-h2d")
+    assert lines(script, (finding,)) == {"pageable-h2d": "scans, masks = scans.to(device), masks.to(device)"}
+    assert 0.1 < finding.estimate.high_us / step_us < 0.13
 
 
 @pytest.mark.parametrize(
