@@ -6,6 +6,7 @@ the one of a capture in its timed steps: no profiler runs.
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import tempfile
@@ -61,8 +62,10 @@ class Hooked:
         return {name for _, name, _ in self._originals}
 
     def make_events(self, count: int) -> None:
-        """Make the events of the coming steps, as a capture does before those that it times."""
-        self.session.plan.mark = clock.marker(count)
+        """Make events for the coming steps, as a capture does before those that it times, to be used in turn."""
+        if clock.on_cuda():
+            spare = itertools.cycle([clock.mark() for _ in range(count)])
+            self.session.plan.mark = lambda: _record(next(spare))
 
     @contextmanager
     def without(self) -> Iterator[None]:
@@ -89,6 +92,11 @@ class Hooked:
             table = getattr(optimizers, name)
             table.clear()
             table.update(hooks)
+
+
+def _record(event: Any) -> Any:
+    event.record()
+    return event
 
 
 def _torch_attributes() -> dict[tuple[int, str], tuple[Any, Any]]:

@@ -41,10 +41,27 @@ LOADER_ARGUMENTS = (
     "drop_last",
     "timeout",
 )
+COMPILED_STEP = (
+    "it calls optimizer.step() inside of what it compiles, where no step can be seen: leave that call out of "
+    "torch.compile"
+)
 _NO_RANGE = nullcontext()
+_now = time.perf_counter
 _ABSENT = object()
 _HERE = ("/advisor/capture/", "/advisor/verify/", "/advisor/clock.py", "/advisor/session.py")
 _LIBRARY = ("site-packages", "dist-packages", "/lib/python3", "<frozen", "<string>")
+
+
+_traced: list[bool] = []  # whether Dynamo has traced through an optimizer's step
+
+
+def _trace() -> bool:
+    _traced.append(True)
+    return True
+
+
+# Called while Dynamo traces, never by what it has compiled.
+_note_traced: Callable[[], bool] = torch.compiler.assume_constant_result(_trace)
 
 
 @functools.lru_cache(maxsize=4096)  # asked for every frame of the stack, several times in a step
@@ -210,6 +227,8 @@ class Hooks:
         self._stepped: set[int] = set()
         self._backward: Replacement | None = None
         self._rested_at = 0
+        self._rests_until = 0  # the step from which on every end is told again
+        self._every_s = self._next_told = 0.0
         self._depth = threading.local()
         self._module_call: Callable[..., Any] | None = None
 
@@ -226,11 +245,12 @@ class Hooks:
         if self.plan.watch_modules:
             self.watch_modules()
 
-    def rest(self) -> None:
-        """Leave steps as untouched as can be: no profiler runs, the plan wants neither batches nor losses, and what
-        every step says alike is known. The ends of steps are still told, and the waits for a loader, which may come in
-        bursts, are still noted."""
+    def rest(self, until: int, every_s: float = 0.0) -> None:
+        """Leave the steps before `until` as untouched as can be: no profiler runs, the plan wants neither batches nor
+        losses, and what every step says alike is known. The waits for a loader, which may come in bursts, are still
+        noted, and the ends of steps are told, but only once `every_s` seconds have passed since one was."""
         self.quiet, self._rested_at = True, self.steps
+        self._rests_until, self._every_s, self._next_told = until, every_s, _now() + every_s
         if self._backward is not None:
             self._backward.take_off()
 
@@ -320,6 +340,8 @@ class Hooks:
             if self.quiet:  # who has kept this function calls it at rest, too
                 original(tensors, *args, **kwargs)
                 return
+            if _traced:
+                raise SystemExit(COMPILED_STEP)
             first = tensors[0] if isinstance(tensors, (list, tuple)) else tensors
             self.plan.backward(first.detach())
             self.backwards += 1
@@ -371,6 +393,9 @@ class Hooks:
 
     def _on_optimizer_begin(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
         """Gradients are ready now, or, where a closure computes them inside the step (Lightning), after the closure."""
+        if torch.compiler.is_compiling():
+            _note_traced()
+            return None
         if self.quiet:
             return None
         if self.on_call is not None and not self._only_draws(optimizer):
@@ -394,7 +419,14 @@ class Hooks:
 
     def _on_optimizer_end(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         """A step ends when the optimizer that stepped first steps again; others belong to the same step."""
-        if not self.quiet and self._only_draws(optimizer):
+        if torch.compiler.is_compiling():
+            return
+        if self.quiet:
+            if optimizer is self._lead and self.steps < self._rests_until and _now() < self._next_told:
+                self.steps += 1
+                return
+            self._next_told = _now() + self._every_s
+        elif self._only_draws(optimizer):
             return
         self._stepped.add(id(optimizer))
         if self._lead is None:

@@ -259,7 +259,9 @@ def describe_failure(status: Mapping[str, Any], code: int | None) -> ScriptError
     if kind == "raised":
         return _describe_exception(status)
     if kind == "exited":
-        return ScriptError(f"the script left with exit status {status.get('code')}")
+        told = str(status.get("code"))
+        left = f"left with exit status {told}" if told.lstrip("-").isdigit() else f"stopped: {told}"
+        return ScriptError(f"the script {left}")
     if kind == "interrupted":
         return ScriptError("the script was interrupted")
     if kind in ("ended", "stopped"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import itertools
 import json
 import os
 import shutil
@@ -25,6 +26,7 @@ from advisor.session import SessionPlan
 KERNEL_PACKAGES = ("flash_attn", "liger_kernel", "torchao", "triton")  # distributions whose kernels rules can offer
 NOTED_STEPS = 2  # timed ones in which the calls of every step are noted; the median step is to be another
 EVENTS = 256  # at most: made before the timed steps
+MARKED_S = 0.025  # on a GPU short steps share a mark: an event takes the host up to 75 us where the device waits for it
 POSTPONED = 3  # steps at most in which the script compiles and which are not timed; one that always does is
 BRIEF_STEPS = 2  # under annotation: one that describes, one under the profiler
 
@@ -51,6 +53,7 @@ class CapturePlan(SessionPlan):
         self.postponed = 0
         self.resting = False
         self.marks: list[Any] = []
+        self.marked: list[int] = []  # the step that each of them ends
         self.mark = clock.mark
         self.stand_in: list[Any] = []  # marks around the annotated step, for when no step is timed
         self.losses: list[Any] = []
@@ -92,7 +95,7 @@ class CapturePlan(SessionPlan):
 
     def step_end(self, step: int) -> None:
         if self.resting and step < self.timed[-1] and self.compiled.unchanged():
-            self.marks.append(self.mark())
+            self._mark(step)
             return
         if self.compiled.step(step) and step in self.timed and self._postpone(step):
             return
@@ -111,7 +114,7 @@ class CapturePlan(SessionPlan):
             self.allocator = clock.allocator()
             self.mark = clock.marker(min(len(self.timed) + 1, EVENTS))
         if step >= self.timed[0] - 1 and step <= last_timed:
-            self.marks.append(self.mark())
+            self._mark(step)
         if step == self.timed[0] - 1:
             self.session.progress(event="phase", name="timing")
         if step == self.timed[0] + NOTED_STEPS - 1 and len(self.timed) > 2 * NOTED_STEPS:
@@ -135,17 +138,25 @@ class CapturePlan(SessionPlan):
         self.postponed += 1
         self._rest(False)
         self.timed = range(step + 1, step + 1 + len(self.timed))
-        self.marks = [clock.mark()]
+        self._mark(step, only=True)
         return True
+
+    def _mark(self, step: int, only: bool = False) -> None:
+        """Mark the end of a step, behind the marks so far or in place of them."""
+        if only:
+            self.marks, self.marked = [], []
+        self.marks.append(self.mark())
+        self.marked.append(step)
 
     def _rest(self, rests: bool) -> None:
         """Leave steps untouched but for their marks, or take the hooks up again."""
         self.resting = rests
-        for hooks in (self.session.hooks, self.calls):
-            if rests:
-                hooks.rest()
-            else:
-                hooks.resume()
+        if rests:
+            self.session.hooks.rest(self.timed[-1], MARKED_S if clock.on_cuda() else 0.0)
+            self.calls.rest()
+        else:
+            self.session.hooks.resume()
+            self.calls.resume()
 
     def _brief_step_end(self, step: int) -> None:
         if step == 0:
@@ -158,9 +169,9 @@ class CapturePlan(SessionPlan):
                 self.stand_in = [*begun, ended]
                 self.compiled.resume()
                 self.session.progress(event="phase", name="timing")
-            self.marks = [clock.mark()]
+            self._mark(step, only=True)
         elif step in self.timed:
-            self.marks.append(clock.mark())
+            self._mark(step)
             if step == self.timed[-1]:
                 clock.synchronize()
                 self.written["peak_bytes"] = clock.peak_bytes()
@@ -195,7 +206,7 @@ class CapturePlan(SessionPlan):
             self.annotation.leave()
             self.annotation.write()
             self.written["missing"]["links"] = "the script ended before a step was annotated"
-        step_us = clock.differences(self.marks if len(self.marks) > 1 else self.stand_in)
+        step_us = self._times() if len(self.marks) > 1 else clock.differences(self.stand_in)
         self.written |= {
             "steps_seen": hooks.steps,
             "backwards": hooks.backwards,
@@ -217,6 +228,12 @@ class CapturePlan(SessionPlan):
         if self.fetches.fetch_again(hooks.loaders, self._wait_us):
             self.written |= {"loaders": hooks.describe_loaders(self.timed), "calls": self._describe_calls()}
             self._write()
+
+    def _times(self) -> list[float]:
+        """The time of every timed step, microseconds; steps that share a mark took their mean."""
+        steps = [end - begin for begin, end in itertools.pairwise(self.marked)]
+        times = zip(clock.differences(self.marks), steps, strict=True)
+        return [us / count for us, count in times for _ in range(count)]
 
     def _write(self) -> None:
         document = portable(self.written, self.session.spec.root)

@@ -100,8 +100,21 @@ def test_standard_input_is_closed(make_spec: MakeSpec) -> None:
 
 def test_exit_status_is_told(make_spec: MakeSpec) -> None:
     assert str(run(make_spec("raise SystemExit(7)")).failure()) == "the script left with exit status 7"
+    said = "the script stopped: no data in /data"
+    assert str(run(make_spec("raise SystemExit('no data in /data')")).failure()) == said
     message = str(run(make_spec("import os; os._exit(9)")).failure())
     assert message == "the script's process ended with exit status 9 and left no record"
+
+
+def test_an_optimizer_step_that_is_compiled_is_told(make_spec: MakeSpec) -> None:
+    """Hooks inside of compiled code would be compiled again in every step, or not be seen."""
+    compiled = TRAIN.replace("        optimizer.step()\n", "        update()\n").replace(
+        "    for step", "    update = torch.compile(lambda: optimizer.step(), backend='eager')\n    for step"
+    )
+    message = str(run(make_spec(compiled)).failure())
+    assert message.startswith("the script stopped: it calls optimizer.step() inside of what it compiles")
+    inner = TRAIN.replace("    for step", "    torch.compile(torch.sin, backend='eager')(w)\n    for step")
+    assert run(make_spec(inner)).status()["steps"] == 3
 
 
 def test_a_script_killed_by_the_system(make_spec: MakeSpec) -> None:

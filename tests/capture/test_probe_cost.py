@@ -22,15 +22,17 @@ from probed import OPTIONS, WORKLOADS, Hooked, Training  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from advisor import clock  # noqa: E402
+from advisor.capture import probe  # noqa: E402
 from advisor.capture.compiled import Compilations  # noqa: E402
 from advisor.capture.hooks import Replacement, is_our_file  # noqa: E402
-from advisor.capture.probe import NOTED_STEPS  # noqa: E402
+from advisor.capture.probe import NOTED_STEPS, CapturePlan  # noqa: E402
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 WAITING = ("_local_scalar_dense", "item", "is_nonzero", "nonzero", "equal", "_to_copy", "copy_")
 STEPS = OPTIONS["warmup"] + NOTED_STEPS + 4  # the hooks' own steps up to and behind those that note calls
 MOST = 0.02  # of a step of over a millisecond: twice what is left, on a busy machine
-CALLS = 6  # of our functions in a step at rest: around the optimizer's step, at its end, and around the next batch
+CALLS = 7  # of our functions in a step at rest whose end is told: around the optimizer's step and for a batch
+UNTOLD = 3  # in one whose end is not told
 
 
 class Event:
@@ -74,6 +76,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         return lambda *_, **__: found.update([name])
 
     monkeypatch.setattr(clock, "on_cuda", lambda: True)
+    monkeypatch.setattr(probe, "MARKED_S", 0.0)
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda *_: {})  # the allocator's own numbers, on the host
     monkeypatch.setattr(torch.cuda, "synchronize", counted("synchronize"))
@@ -105,14 +108,14 @@ def test_hooks_wait_for_nothing(waits: Counter[str], hooked: Hooked, name: str) 
 
 
 def test_what_they_cost_on_a_gpu() -> None:
-    """As recorded on an H200: 43 us of a step of 5.4 ms, which is 0.8 % (at most 1.6 %), 69 us of one of 2.1 ms, which
-    is 3.3 %, and no wait that the script lacks."""
+    """As recorded on an H200 in blocks of 40 ms, when every end of a step was still told at rest: 1.0 % of a step of
+    7.4 ms (0.1 to 1.7 %), 0.9 % of one of 2.6 ms (0.2 to 1.7 %), and no wait that the script lacks."""
     recorded = json.loads((DATA / "h200_probe_cost.json").read_text(encoding="utf-8"))
-    assert recorded["transformer"]["step_ms"] > 5 and recorded["transformer"]["ratio"] < 1.01
     for name in WORKLOADS:
         found = recorded[name]
-        assert found["waits"]["hooks"] == found["waits"]["plain"]
-        assert found["step_ms"] * 1e3 * (found["ratio"] - 1) < 75
+        waiting = found["waits"]
+        assert {what for what in waiting["hooks"] if waiting["hooks"][what] > waiting["plain"].get(what, 0)} == set()
+        assert found["ratio"] < 1.011 and found["high"] < 1.018
 
 
 def test_a_hook_that_waits_is_seen(waits: Counter[str], hooked: Hooked) -> None:
@@ -186,6 +189,25 @@ def test_every_step_counts_at_rest(hooked: Hooked) -> None:
     assert hooks.backwards == STEPS + 1
     backwards = [call for call in plan.calls._found.values() if call.name == "backward"]
     assert sum(call.steps.get(STEPS, (0, 0.0))[0] for call in backwards) == 1
+
+
+def test_short_steps_on_a_gpu_share_a_mark(
+    waits: Counter[str], hooked: Hooked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe, "MARKED_S", 1e6)
+    training = WORKLOADS["launches"]("cpu")
+    training.steps(STEPS)
+    assert hooked.session.plan.marked == [OPTIONS["warmup"] - 1 + step for step in range(NOTED_STEPS + 1)]
+    assert hooked.session.hooks.steps == STEPS
+    assert len(calls_of_ours(training)) == UNTOLD
+
+
+def test_steps_that_share_a_mark_took_their_mean() -> None:
+    plan = CapturePlan()
+    plan.marks, plan.marked = [1.0, 1.003, 1.009], [1, 2, 4]
+    assert plan._times() == pytest.approx([3000.0, 3000.0, 3000.0])
+    plan.marks = [1.0, 1.004, 1.005]
+    assert plan._times() == pytest.approx([4000.0, 500.0, 500.0])
 
 
 def test_an_evaluation_at_rest_is_seen_to_differentiate(hooked: Hooked) -> None:

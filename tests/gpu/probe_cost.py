@@ -26,7 +26,9 @@ from torch.profiler import ProfilerActivity, profile
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from probed import WORKLOADS, Hooked, Training
 
-BLOCK_S = 0.04  # a stretch of steps with or without the hooks
+BLOCK_S = 0.008  # a stretch of steps with or without the hooks: short, so that what else the machine does is in both
+SYNCHRONIZE = torch.cuda.synchronize  # before the hooks are there: a capture notes who calls it
+EVENTS = 256  # made before; a capture that has fewer steps to time makes as many as those
 TRACED = 20  # steps under the profiler, to count waits
 WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy", "aten::item",
          "aten::_local_scalar_dense", "aten::is_nonzero")  # fmt: skip
@@ -34,11 +36,15 @@ WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize
 
 def synchronize(training: Training) -> None:
     if training.device == "cuda":
-        torch.cuda.synchronize()
+        SYNCHRONIZE()
 
 
 def block(training: Training, count: int) -> tuple[float, float]:
-    """Seconds of `count` steps: on the clock, and of this process on its cores."""
+    """Seconds of `count` steps: on the clock, and of this process on its cores.
+
+    A step before them is left out, in which the interpreter adapts to the functions that were exchanged.
+    """
+    training.step()
     synchronize(training)
     begin, spent = time.perf_counter(), time.process_time()
     training.steps(count)
@@ -52,17 +58,20 @@ def compare(hooked: Hooked, training: Training, seconds: float) -> dict[str, Any
     with hooked.without():
         training.steps(30)
         whole, _ = block(training, 30)
-    count = max(1, round(BLOCK_S / (whole / 30)))
+    count = max(2, round(BLOCK_S / (whole / 30)))
+    hooked.make_events(EVENTS)
     pairs: list[tuple[float, float, float, float]] = []
     gc.collect()
     gc.freeze()
+    hooks = hooked.session.hooks
     end = time.perf_counter() + seconds
     while time.perf_counter() < end or len(pairs) < 8:
-        hooked.make_events(count)
         if len(pairs) % 2:
             on = block(training, count)
+        begin = time.perf_counter()
         with hooked.without():
             off = block(training, count)
+        hooks._next_told += time.perf_counter() - begin  # what passes without them brings no mark nearer
         if not len(pairs) % 2:
             on = block(training, count)
         pairs.append((*on, *off))
