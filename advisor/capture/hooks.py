@@ -50,8 +50,6 @@ _now = time.perf_counter
 _ABSENT = object()
 _HERE = ("/advisor/capture/", "/advisor/verify/", "/advisor/clock.py", "/advisor/session.py")
 _LIBRARY = ("site-packages", "dist-packages", "/lib/python3", "<frozen", "<string>")
-
-
 _traced: list[bool] = []  # whether Dynamo has traced through an optimizer's step
 
 
@@ -421,12 +419,12 @@ class Hooks:
         """A step ends when the optimizer that stepped first steps again; others belong to the same step."""
         if torch.compiler.is_compiling():
             return
-        if self.quiet:
-            if optimizer is self._lead and self.steps < self._rests_until and _now() < self._next_told:
+        if self.quiet and optimizer is self._lead:
+            if self.steps < self._rests_until and _now() < self._next_told:
                 self.steps += 1
                 return
             self._next_told = _now() + self._every_s
-        elif self._only_draws(optimizer):
+        elif not self.quiet and self._only_draws(optimizer):
             return
         self._stepped.add(id(optimizer))
         if self._lead is None:

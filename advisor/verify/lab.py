@@ -30,7 +30,7 @@ BASELINE_BLOCKS = 3
 BASELINE_BLOCK_S = 1.0
 TRAJECTORY_SHARE = 0.05  # of the time budget, for the compared loss curve of one arm
 COMPARED_WITH_ITSELF = "the script does not run in higher precision: compared with a second run of itself"
-NOT_REPEATED = "two runs of the script as found differ in their last bits"
+NOT_REPEATED = "two runs of the script as found are not bit-identical"
 LOOSENESS = (Safety.EXACT, Safety.NUMERICS, Safety.SEMANTICS, Safety.PRECISION)
 
 
@@ -154,7 +154,7 @@ class ProcessLab:
             apart = self._apart_by_itself(known)
             if apart is not None:
                 numerics = compare(known.base, cand, known.ref)
-                notes = [*numerics.notes, *known.notes, f"{NOT_REPEATED} ({apart}): compared as rounding is"]
+                notes = [*numerics.notes, *known.notes, f"{NOT_REPEATED} ({apart}): compared as where rounding differs"]
         rows = int(known.options["batch_divisor"])
         if rows > 1:
             notes.append(f"compared on the first 1/{rows} of every batch: the whole did not fit in memory in every arm")

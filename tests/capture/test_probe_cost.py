@@ -200,6 +200,10 @@ def test_short_steps_on_a_gpu_share_a_mark(
     assert hooked.session.plan.marked == [OPTIONS["warmup"] - 1 + step for step in range(NOTED_STEPS + 1)]
     assert hooked.session.hooks.steps == STEPS
     assert len(calls_of_ours(training)) == UNTOLD
+    hooked.session.hooks._next_told = 0.0
+    torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1).step()
+    training.step()
+    assert hooked.session.plan.marked[-1] == STEPS + 1, "another optimizer's step puts no mark off"
 
 
 def test_steps_that_share_a_mark_took_their_mean() -> None:
