@@ -458,7 +458,7 @@ class Profile:
     recompiled: tuple[Recompiled, ...] = ()
     regions: tuple[Region, ...] = ()
     utilisation: Utilisation = field(default_factory=Utilisation)
-    step_us: tuple[float, ...] = ()  # device-side times of the un-profiled steps
+    step_us: tuple[float, ...] = ()  # device-side times of the un-profiled steps; short ones share their mean
     tokens_per_step: int | None = None
     tokens_source: str | None = None
     losses: tuple[float, ...] = ()
@@ -497,7 +497,7 @@ def mean_us(steps: Sequence[Step]) -> float | None:
 class Safety(str, enum.Enum):
     """What a rewrite may change; each level is a plan of verification."""
 
-    EXACT = "exact"  # bit-identical loss under deterministic mode
+    EXACT = "exact"  # bit-identical loss under deterministic mode, where two runs of the original have one
     NUMERICS = "numerics"  # the same maths in another rounding order
     PRECISION = "precision"  # lower precision: bf16, TF32, fp8
     SEMANTICS = "semantics"  # training semantics, random streams, shapes or checkpoints change

@@ -123,7 +123,7 @@ def test_the_readme_claims_nothing_of_too_few_quads(sample: str, report: str) ->
     low, high = said["interval"]
     assert (said["outcome"], said["step_ms_after"]) == ("inconclusive", None)
     assert f"after {said['timing']['quads']} of 8 quads" in text
-    assert f"{said['speedup']:.3f}x ({low:.3f}x to {high:.3f}x)" in text
+    assert f"{said['speedup']:.3f}x ({low:.3f}x to {high:.3f}x, {said['confidence']:.1%})".replace("%", " %") in text
 
 
 def test_copies_of_pageable_volumes(tmp_path: Path) -> None:

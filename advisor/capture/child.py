@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from advisor.capture import overlay
-from advisor.capture.hooks import Hooks, is_our_file, is_user_file, outermost_tensors
+from advisor.capture.hooks import COMPILED_STEP, Hooks, is_our_file, is_user_file, outermost_tensors
 from advisor.session import Channel, SessionPlan, Spec, StopScript
 
 
@@ -89,6 +89,8 @@ def run(spec: Spec) -> int:
         status = {"status": "stopped"} if session.plan.failed(error) else _describe_failure(error)
     if session.stopped and status["status"] != "raised":
         status = {"status": "stopped"}
+    if status["status"] == "ended" and session.hooks.compiled_step():
+        status = {"status": "exited", "code": COMPILED_STEP}
     status["steps"] = session.hooks.steps
     if status["status"] in ("ended", "stopped"):
         session.plan.finish()

@@ -45,6 +45,7 @@ COMPILED_STEP = (
     "it calls optimizer.step() inside of what it compiles, where no step can be seen: leave that call out of "
     "torch.compile"
 )
+UNSEEN = 16  # backward passes without the end of a step, once one was compiled, after which none is expected any more
 _NO_RANGE = nullcontext()
 _now = time.perf_counter
 _ABSENT = object()
@@ -54,6 +55,7 @@ _traced: list[bool] = []  # whether Dynamo has traced through an optimizer's ste
 
 
 def _trace() -> bool:
+    """Note that an optimizer's step is compiled; a constant to Dynamo."""
     _traced.append(True)
     return True
 
@@ -220,11 +222,13 @@ class Hooks:
         self.on_fetch: Callable[[LoaderRecord, Any, Callable[[], Any]], Any] | None = None  # fetches through the last
         self.check_rng_at_step = 1
         self.quiet = False  # see `rest`
+        self.annotated = False  # Dynamo traces for our annotation: what it cannot trace is told by its error
         self.flags: dict[str, Any] = {}
         self._lead: Any = None
         self._stepped: set[int] = set()
         self._backward: Replacement | None = None
         self._rested_at = 0
+        self._unseen = 0
         self._rests_until = 0  # the step from which on every end is told again
         self._every_s = self._next_told = 0.0
         self._depth = threading.local()
@@ -338,8 +342,10 @@ class Hooks:
             if self.quiet:  # who has kept this function calls it at rest, too
                 original(tensors, *args, **kwargs)
                 return
-            if _traced:
-                raise SystemExit(COMPILED_STEP)
+            if self.compiled_step():
+                self._unseen += 1
+                if self._unseen > UNSEEN:
+                    raise SystemExit(COMPILED_STEP)
             first = tensors[0] if isinstance(tensors, (list, tuple)) else tensors
             self.plan.backward(first.detach())
             self.backwards += 1
@@ -391,7 +397,7 @@ class Hooks:
 
     def _on_optimizer_begin(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
         """Gradients are ready now, or, where a closure computes them inside the step (Lightning), after the closure."""
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() and not self.annotated:
             _note_traced()
             return None
         if self.quiet:
@@ -416,8 +422,9 @@ class Hooks:
         return (*args[:place], recorded, *args[place + 1 :]), kwargs
 
     def _on_optimizer_end(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        """A step ends when the optimizer that stepped first steps again; others belong to the same step."""
-        if torch.compiler.is_compiling():
+        """A step ends when the optimizer that stepped first steps again; others belong to the same step. At rest an
+        end that is not to be told is only counted."""
+        if torch.compiler.is_compiling() and not self.annotated:
             return
         if self.quiet and optimizer is self._lead:
             if self.steps < self._rests_until and _now() < self._next_told:
@@ -439,6 +446,10 @@ class Hooks:
     def _only_draws(self, optimizer: Any) -> bool:
         """Whether a step trains nothing: before any backward pass and without a gradient, to draw a schedule, say."""
         return self.backwards == 0 and not _has_gradients(optimizer)
+
+    def compiled_step(self) -> bool:
+        """Whether the script has compiled a step of an optimizer and no end of a step was seen."""
+        return bool(_traced) and self.steps == 0
 
     # ------------------------------------------------------------------------------------------------------ summaries
 

@@ -259,7 +259,7 @@ def describe_failure(status: Mapping[str, Any], code: int | None) -> ScriptError
     if kind == "raised":
         return _describe_exception(status)
     if kind == "exited":
-        told = str(status.get("code"))
+        told = (str(status.get("code")).strip().splitlines() or ["1"])[0]
         left = f"left with exit status {told}" if told.lstrip("-").isdigit() else f"stopped: {told}"
         return ScriptError(f"the script {left}")
     if kind == "interrupted":

@@ -26,7 +26,7 @@ from advisor.session import SessionPlan
 KERNEL_PACKAGES = ("flash_attn", "liger_kernel", "torchao", "triton")  # distributions whose kernels rules can offer
 NOTED_STEPS = 2  # timed ones in which the calls of every step are noted; the median step is to be another
 EVENTS = 256  # at most: made before the timed steps
-MARKED_S = 0.025  # on a GPU short steps share a mark: an event takes the host up to 75 us where the device waits for it
+MARKED_S = 0.025  # on a GPU steps that take less share a mark: an event costs the host most of what the hooks do
 POSTPONED = 3  # steps at most in which the script compiles and which are not timed; one that always does is
 BRIEF_STEPS = 2  # under annotation: one that describes, one under the profiler
 
@@ -277,6 +277,7 @@ class CapturePlan(SessionPlan):
     def _start_annotation(self) -> None:
         self.compiled.pause(self.session.hooks.steps)
         self.session.progress(event="phase", name="annotated run")
+        self.session.hooks.annotated = True
         options = self.session.spec.options
         self.annotation = Annotation(
             self.roots,

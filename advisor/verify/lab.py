@@ -18,7 +18,7 @@ from advisor.errors import AdvisorError, OutputError, ScriptError, ScriptTimeout
 from advisor.machine import sources_digest
 from advisor.model import Baseline, Difference, Numerics, Patch, Rewrite, Safety, Timing
 from advisor.session import Process, Spawn, Spec
-from advisor.verify.numerics import compare, differing_bits, inconclusive, reference_follows
+from advisor.verify.numerics import compare, differing_bits, inconclusive, reference_follows, rounded_alike
 from advisor.verify.pair import ResidentArm, race
 from advisor.verify.search import OUT_OF_TIME, TrialFailed
 
@@ -31,6 +31,7 @@ BASELINE_BLOCK_S = 1.0
 TRAJECTORY_SHARE = 0.05  # of the time budget, for the compared loss curve of one arm
 COMPARED_WITH_ITSELF = "the script does not run in higher precision: compared with a second run of itself"
 NOT_REPEATED = "two runs of the script as found are not bit-identical"
+CRITERION = 2  # of a proof; what an earlier one has judged is not remembered
 LOOSENESS = (Safety.EXACT, Safety.NUMERICS, Safety.SEMANTICS, Safety.PRECISION)
 
 
@@ -68,7 +69,7 @@ class _Originals:
     ref: Path
     options: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    again: list[Path] = field(default_factory=list)  # a second run of the script as found, once it was asked for
+    apart: list[str | None] = field(default_factory=list)  # see `_apart_by_itself`, once it was asked
 
 
 class _ArmFailed(Exception):
@@ -114,7 +115,7 @@ class ProcessLab:
         """Compare the patched script with the original. Raises ScriptError when the original itself fails."""
         safety = max((r.safety for r in patch.rewrites), key=LOOSENESS.index, default=Safety.EXACT)
         tolerance = max((r.tolerance for r in patch.rewrites), default=0.0)
-        settings = (self._settings.trajectory_steps, self._settings.reference, safety.value, tolerance)
+        settings = (CRITERION, self._settings.trajectory_steps, self._settings.reference, safety.value, tolerance)
         digest = self._digest("prove", patch, *settings)
         stored = self._stored(digest)
         if stored is not None:
@@ -151,9 +152,10 @@ class ProcessLab:
         numerics = compare(known.base, cand, known.ref, tolerance=tolerance, safety=safety)
         notes = [*numerics.notes, *known.notes]
         if safety is Safety.EXACT and numerics.compared and not numerics.ok:
-            apart = self._apart_by_itself(known)
+            rounded = compare(known.base, cand, known.ref, safety=Safety.NUMERICS)
+            apart = self._apart_by_itself(known) if rounded.ok else None
             if apart is not None:
-                numerics = compare(known.base, cand, known.ref)
+                numerics = rounded
                 notes = [*numerics.notes, *known.notes, f"{NOT_REPEATED} ({apart}): compared as where rounding differs"]
         rows = int(known.options["batch_divisor"])
         if rows > 1:
@@ -189,14 +191,23 @@ class ProcessLab:
 
     def _apart_by_itself(self, known: _Originals) -> str | None:
         """In what a second run of the script as found is not the first bit for bit: some operators of a GPU add in any
-        order, even where torch is asked for deterministic ones."""
-        if not known.again:
-            if COMPARED_WITH_ITSELF in known.notes:
-                known.again.append(known.ref)
-            else:
-                self._say("recording the script as found again: it may not repeat itself bit for bit")
-                known.again.append(self._record("again", None, arm="ref", reference="as-found", **known.options))
-        return next(iter(differing_bits(known.base, known.again[0])), None)
+        order, even where torch is asked for deterministic ones. None, so that bits are demanded, where they are alike,
+        by chance maybe, where they differ by more than rounding, and where the second run fails."""
+        if not known.apart:
+            known.apart.append(self._differing_bits(known))
+        return known.apart[0]
+
+    def _differing_bits(self, known: _Originals) -> str | None:
+        if COMPARED_WITH_ITSELF in known.notes:  # nothing in higher precision could take the place of the bits
+            return None
+        self._say("recording the script as found again: it may not repeat itself bit for bit")
+        try:
+            again = self._record("again", None, arm="ref", reference="as-found", **known.options)
+        except _ArmFailed as failed:
+            if failed.out_of_memory:
+                raise
+            return None
+        return differing_bits(known.base, again) if rounded_alike(known.base, again) else None
 
     def _record_reference(
         self, base: Path, facts: Mapping[str, Any], options: Mapping[str, Any]

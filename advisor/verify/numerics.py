@@ -25,6 +25,7 @@ NEARLY_ZERO = 1e-2  # share of the evenly spread norm below which a gradient cou
 NOISE_RATIO = 8.0  # what noise may differ by between two orders of summation
 SAME_PRECISION = 16.0  # widening of the floor where the reference is no more precise than the original
 FOLLOWS = 1e-3  # relative difference of loss and gradient from which a float64 run computes something else
+ROUNDING = 1e-4  # relative difference of loss and gradient that adding up in another order may make
 LOST = 0.5  # relative difference of the gradient from which no reference does
 RESOLVED = 0.25  # relative error of a gradient's element up to which its sign is certain
 NORM_RATIO = 3.0  # of a parameter's step
@@ -70,7 +71,7 @@ def compare(
         check.measure()
         reasons = check.failures()
     if safety is Safety.EXACT and not reasons:
-        reasons = _apart(base, cand)
+        reasons = [apart] if (apart := _apart(base, cand)) else []
     if not reasons:
         reasons = check.trajectory() or spread_reasons(base.facts, cand.facts)
     ranked = sorted(check.differences, key=lambda d: -_excess(d))
@@ -102,18 +103,37 @@ def reference_follows(base_dir: Path, ref_dir: Path) -> bool:
     return abs(base.losses[0] - ref.losses[0]) <= FOLLOWS * max(abs(ref.losses[0]), FOLLOWS) and apart <= FOLLOWS * size
 
 
-def differing_bits(one_dir: Path, other_dir: Path) -> list[str]:
-    """What of the losses and of the first gradients of two runs is not bit-identical."""
+def differing_bits(one_dir: Path, other_dir: Path) -> str | None:
+    """What of the losses and of the first gradients of two runs is not bit-identical, None where all are.
+
+    Raises ArtifactError when a recording is missing or truncated.
+    """
     return _apart(Recording(one_dir), Recording(other_dir))
 
 
-def _apart(one: Recording, other: Recording) -> list[str]:
+def rounded_alike(one_dir: Path, other_dir: Path) -> bool:
+    """Whether the first loss and gradients of two runs differ by rounding at most: `ROUNDING` relative to their size.
+
+    Raises ArtifactError when a recording is missing or truncated.
+    """
+    one, other = Recording(one_dir), Recording(other_dir)
+    names = one.names("gradient")
+    if not one.losses or not other.losses or names != other.names("gradient"):
+        return False
+    apart = math.hypot(*(np.linalg.norm(one.vector("gradient", n) - other.vector("gradient", n)) for n in names))
+    size = math.hypot(*(one.norm("gradient", name) for name in names))
+    near = abs(one.losses[0] - other.losses[0]) <= ROUNDING * abs(one.losses[0])
+    return near and apart <= ROUNDING * size
+
+
+def _apart(one: Recording, other: Recording) -> str | None:
+    """The first thing that is not bit-identical."""
     for step, (first, second) in enumerate(zip(one.losses, other.losses, strict=False)):
         if first != second and not (math.isnan(first) and math.isnan(second)):
-            return [f"loss {step} is not bit-identical: {second!r} instead of {first!r}"]
+            return f"loss {step} is not bit-identical: {second!r} instead of {first!r}"
     before, after = one.parameters, other.parameters
-    names = [n for n in before if before[n]["gradient"] != after[n]["gradient"]]
-    return [f"gradients are not bit-identical: {_list(names)}"] if names else []
+    names = [n for n in before if n not in after or before[n]["gradient"] != after[n]["gradient"]]
+    return f"gradients are not bit-identical: {_list(names)}" if names else None
 
 
 def _starts(recording: Recording) -> dict[str, str]:

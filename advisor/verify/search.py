@@ -162,12 +162,17 @@ class _Search:
             if reason is not None:
                 self.rejected[rewrite.id] = reason
                 continue
-            self._try(rewrite, 1 + sum(map(self._may_be_tried, self.rewrites[number + 1 :])))
+            self._try(rewrite, self._waiting(self.rewrites[number:]))
 
-    def _may_be_tried(self, rewrite: Rewrite) -> bool:
-        """Whether a rewrite that waits can have its turn: what it needs is kept by then, if that is measured to pay."""
-        rules = {other.finding.rule for other in self.rewrites}
-        return rewrite.safety in self.allowed and rules.issuperset(rewrite.requires)
+    def _waiting(self, rewrites: Sequence[Rewrite]) -> int:
+        """How many rewrites can have their turn: what the others need will not be kept."""
+        rules = {other.finding.rule for other in self.kept}
+        count = 0
+        for rewrite in rewrites:
+            if rewrite.safety in self.allowed and rules.issuperset(rewrite.requires):
+                rules.add(rewrite.finding.rule)
+                count += 1
+        return count
 
     def _obstacle(self, rewrite: Rewrite) -> str | None:
         """Why a rewrite is not even tried now."""
@@ -407,7 +412,8 @@ class _Search:
         return self._verdict(own.outcome, own.reasons, own.timing, own.numerics)
 
     def _final_timing(self, patch: Patch) -> Timing | None:
-        """A new race, unless a single rewrite was tried and its own race is the same one; None when time is up."""
+        """A new race; the one there was where a single rewrite was tried, and decided or no time is left for another.
+        None where several were tried and time is up."""
         late = self.lab.seconds_left() < LEAST_RACE_S
         if len(self.tried) == 1 and (late or not self.undecided):
             return self.timings[self.kept[0].id]

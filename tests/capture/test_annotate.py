@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -50,3 +52,31 @@ def test_a_checkpoint_that_counts_batches_is_annotated(tmp_path: Path) -> None:
     assert "graph" not in json.loads((out / "probe.json").read_text(encoding="utf-8"))["missing"]
     (graph, *_) = json.loads((out / "graph.json").read_text(encoding="utf-8"))["graphs"]
     assert sum("tag_activation_checkpoint" in node["target"] for node in graph["nodes"]) == 2
+
+
+STEPS_INSIDE = """
+import torch
+from torch import nn
+class Trainer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(16, 4)
+        self.optimizer = torch.optim.SGD(self.inner.parameters(), lr=0.1)
+    def forward(self, x):
+        self.optimizer.zero_grad()
+        loss = self.inner(x).square().mean()
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+trainer = Trainer()
+for step in range(40):
+    trainer(torch.ones(8, 16))
+"""
+
+
+def test_a_module_whose_forward_takes_the_step_is_timed(tmp_path: Path) -> None:
+    """Dynamo traces through the optimizer's step for our annotation: the script itself compiles nothing."""
+    (tmp_path / "train.py").write_text(STEPS_INSIDE, encoding="utf-8")
+    check = [sys.executable, "-m", "advisor", "check", "train.py", "--json"]
+    done = subprocess.run(check, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert "optimizer-not-fused" in done.stdout and "torch.compile region" in done.stdout, done.stderr

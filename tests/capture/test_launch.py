@@ -108,13 +108,15 @@ def test_exit_status_is_told(make_spec: MakeSpec) -> None:
 
 def test_an_optimizer_step_that_is_compiled_is_told(make_spec: MakeSpec) -> None:
     """Hooks inside of compiled code would be compiled again in every step, or not be seen."""
-    compiled = TRAIN.replace("        optimizer.step()\n", "        update()\n").replace(
-        "    for step", "    update = torch.compile(lambda: optimizer.step(), backend='eager')\n    for step"
-    )
-    message = str(run(make_spec(compiled)).failure())
-    assert message.startswith("the script stopped: it calls optimizer.step() inside of what it compiles")
-    inner = TRAIN.replace("    for step", "    torch.compile(torch.sin, backend='eager')(w)\n    for step")
-    assert run(make_spec(inner)).status()["steps"] == 3
+    update = "    update = torch.compile(lambda: optimizer.step(), backend='eager')\n    for step"
+    compiled = TRAIN.replace("        optimizer.step()\n", "        update()\n").replace("    for step", update)
+    told = "the script stopped: it calls optimizer.step() inside of what it compiles"
+    for steps in (3, 100_000_000):
+        message = str(run(make_spec(compiled.replace("range(3)", f"range({steps})"))).failure())
+        assert message.startswith(told), steps
+    first = "    w.sum().backward(); update()\n    for step"
+    tried = TRAIN.replace("    for step", update.replace("    for step", first))
+    assert run(make_spec(tried)).status() == {"status": "ended", "steps": 3}
 
 
 def test_a_script_killed_by_the_system(make_spec: MakeSpec) -> None:

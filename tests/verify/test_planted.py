@@ -119,6 +119,12 @@ def test_exact_wants_the_same_bits(bench: Bench) -> None:
     assert "bit-identical" in other.reasons[0]
 
 
+def test_a_noise_beyond_rounding_excuses_nothing(make_bench: MakeBench) -> None:
+    bench = make_bench(edited((LOSS, LOSS + "; import os; loss = loss * (1.0 + 0.3 * os.urandom(1)[0] / 255)")))
+    found = bench.prove(("loss.backward()", "(loss * 0.95).backward()"), safety=Safety.EXACT)
+    assert not found.ok and not any(note.startswith(NOT_REPEATED) for note in found.notes)
+
+
 def test_bits_that_the_script_itself_does_not_repeat_are_not_demanded(make_bench: MakeBench) -> None:
     """Stands in for the atomic additions of a GPU, which torch's deterministic mode only warns of."""
     drifts = LOSS + "; import os; loss = loss * (1.0 + 2.0**-22 * (os.urandom(1)[0] % 8))"

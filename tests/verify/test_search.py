@@ -464,6 +464,12 @@ def test_the_only_rewrite_gets_all_the_time() -> None:
     lab = MockLab(gains(a=500), seconds=100)
     hunt(lab, rewrite("a"), rewrite("b", requires=("c",)), rewrite("d", safety=Safety.SEMANTICS))
     assert lab.granted == [100], "what can never be tried waits for nothing"
+    lab = MockLab(gains(a=500), seconds=100)
+    hunt(lab, rewrite("a"), rewrite("d", safety=Safety.SUGGEST), rewrite("b", requires=("d",)))
+    assert lab.granted == [100]
+    lab = MockLab(gains(c=500), wrong=[frozenset("a")], seconds=100)
+    hunt(lab, rewrite("a"), rewrite("c"), rewrite("b", requires=("a",)))
+    assert lab.granted[0] == pytest.approx(100 / 2)
     lab = MockLab(gains(a=500, b=100), seconds=100)
     hunt(lab, rewrite("a"), rewrite("b", requires=("a",)))
     assert lab.granted[0] == pytest.approx(100 / 3)
