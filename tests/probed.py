@@ -95,6 +95,7 @@ class Hooked:
 
 
 def _record(event: Any) -> Any:
+    """Record an event again and return it."""
     event.record()
     return event
 

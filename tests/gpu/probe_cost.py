@@ -12,6 +12,7 @@ import argparse
 import gc
 import json
 import math
+import random
 import statistics
 import sys
 import tempfile
@@ -28,7 +29,9 @@ from probed import WORKLOADS, Hooked, Training
 
 BLOCK_S = 0.008  # a stretch of steps with or without the hooks: short, so that what else the machine does is in both
 SYNCHRONIZE = torch.cuda.synchronize  # before the hooks are there: a capture notes who calls it
-EVENTS = 256  # made before; a capture that has fewer steps to time makes as many as those
+EVENTS = 256  # made before the steps, as a capture does
+CUT = 0.1  # of the pairs on either side are left out of a mean
+RESAMPLES = 500  # of the pairs, for an interval
 TRACED = 20  # steps under the profiler, to count waits
 WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy", "aten::item",
          "aten::_local_scalar_dense", "aten::is_nonzero")  # fmt: skip
@@ -40,20 +43,22 @@ def synchronize(training: Training) -> None:
 
 
 def block(training: Training, count: int) -> tuple[float, float]:
-    """Seconds of `count` steps: on the clock, and of this process on its cores.
-
-    A step before them is left out, in which the interpreter adapts to the functions that were exchanged.
-    """
-    training.step()
-    synchronize(training)
+    """Seconds of `count` steps: on the clock, and of this process on its cores."""
     begin, spent = time.perf_counter(), time.process_time()
     training.steps(count)
     synchronize(training)
     return time.perf_counter() - begin, time.process_time() - spent
 
 
+def lead_in(training: Training) -> None:
+    """A step that does not count, in which the interpreter adapts to the functions that were exchanged."""
+    training.step()
+    synchronize(training)
+
+
 def compare(hooked: Hooked, training: Training, seconds: float) -> dict[str, Any]:
-    """Blocks in turn, the order of a pair alternating; ratios within pairs."""
+    """Blocks in turn, the order of a pair alternating; ratios within pairs, of which the mean is told: few blocks are
+    long enough for a mark. Only the time of blocks with the hooks brings the next mark nearer."""
     training.steps(30)
     with hooked.without():
         training.steps(30)
@@ -63,24 +68,33 @@ def compare(hooked: Hooked, training: Training, seconds: float) -> dict[str, Any
     pairs: list[tuple[float, float, float, float]] = []
     gc.collect()
     gc.freeze()
-    hooks = hooked.session.hooks
+    hooks, left = hooked.session.hooks, 0.0
+
+    def with_hooks() -> tuple[float, float]:
+        nonlocal left
+        hooks._next_told = math.inf
+        lead_in(training)
+        hooks._next_told = time.perf_counter() + left
+        taken = block(training, count)
+        left = hooks._next_told - time.perf_counter()
+        return taken
+
     end = time.perf_counter() + seconds
     while time.perf_counter() < end or len(pairs) < 8:
         if len(pairs) % 2:
-            on = block(training, count)
-        begin = time.perf_counter()
+            on = with_hooks()
         with hooked.without():
+            lead_in(training)
             off = block(training, count)
-        hooks._next_told += time.perf_counter() - begin  # what passes without them brings no mark nearer
         if not len(pairs) % 2:
-            on = block(training, count)
+            on = with_hooks()
         pairs.append((*on, *off))
     ratios = [on / off for on, _, off, _ in pairs]
     added = sorted((on - off) / count * 1e6 for _, on, _, off in pairs)
     low, high = interval(ratios)
     return {
         "step_ms": statistics.median(off for _, _, off, _ in pairs) / count * 1e3,
-        "ratio": statistics.median(ratios),
+        "ratio": trimmed(ratios),
         "low": low,
         "high": high,
         "added_process_us": statistics.median(added),
@@ -90,11 +104,16 @@ def compare(hooked: Hooked, training: Training, seconds: float) -> dict[str, Any
 
 
 def interval(values: list[float]) -> tuple[float, float]:
-    """The interval of 95 % of a median, by order statistics."""
-    ranked, count = sorted(values), len(values)
-    reach = round(0.98 * math.sqrt(count))
-    middle = count // 2
-    return ranked[max(0, middle - reach)], ranked[min(count - 1, middle + reach)]
+    """The interval of 95 % of a trimmed mean, from resamples of the values (percentile bootstrap, Efron 1979)."""
+    draw = random.Random(0)
+    means = sorted(trimmed(draw.choices(values, k=len(values))) for _ in range(RESAMPLES))
+    return means[round(0.025 * RESAMPLES)], means[round(0.975 * RESAMPLES) - 1]
+
+
+def trimmed(values: list[float]) -> float:
+    """The mean without the least and the greatest of the values."""
+    ranked, cut = sorted(values), int(CUT * len(values))
+    return statistics.fmean(ranked[cut : len(ranked) - cut])
 
 
 def waits(training: Training) -> dict[str, int]:
