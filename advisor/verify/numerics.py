@@ -98,8 +98,7 @@ def reference_follows(base_dir: Path, ref_dir: Path) -> bool:
         return False
     if not base.losses or not ref.losses or _starts(base) != _starts(ref) or names != ref.names("gradient"):
         return False
-    apart = math.hypot(*(np.linalg.norm(base.vector("gradient", n) - ref.vector("gradient", n)) for n in names))
-    size = math.hypot(*(ref.norm("gradient", name) for name in names))
+    apart, size = _gradient_distance(base, ref)
     return abs(base.losses[0] - ref.losses[0]) <= FOLLOWS * max(abs(ref.losses[0]), FOLLOWS) and apart <= FOLLOWS * size
 
 
@@ -117,13 +116,18 @@ def rounded_alike(one_dir: Path, other_dir: Path) -> bool:
     Raises ArtifactError when a recording is missing or truncated.
     """
     one, other = Recording(one_dir), Recording(other_dir)
-    names = one.names("gradient")
-    if not one.losses or not other.losses or names != other.names("gradient"):
+    if not one.losses or not other.losses or one.names("gradient") != other.names("gradient"):
         return False
-    apart = math.hypot(*(np.linalg.norm(one.vector("gradient", n) - other.vector("gradient", n)) for n in names))
-    size = math.hypot(*(one.norm("gradient", name) for name in names))
+    apart, size = _gradient_distance(other, one)
     near = abs(one.losses[0] - other.losses[0]) <= ROUNDING * abs(one.losses[0])
     return near and apart <= ROUNDING * size
+
+
+def _gradient_distance(run: Recording, other: Recording) -> tuple[float, float]:
+    """How far the whole first gradient of a run is from that of another, and the norm of the other's."""
+    names = other.names("gradient")
+    apart = math.hypot(*(np.linalg.norm(run.vector("gradient", n) - other.vector("gradient", n)) for n in names))
+    return apart, math.hypot(*(other.norm("gradient", name) for name in names))
 
 
 def _apart(one: Recording, other: Recording) -> str | None:
